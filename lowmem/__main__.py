@@ -1,0 +1,3 @@
+from lowmem.cli import main
+
+raise SystemExit(main())

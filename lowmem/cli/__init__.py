@@ -1,0 +1,63 @@
+"""The ``lowmem`` command. One file of this folder is one subcommand.
+
+A subcommand module has ``HELP`` (one line), ``configure(parser)`` and
+``run(args) -> int``. It imports torch, numba or matplotlib inside ``run`` only, so
+that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = ("demo", "plan", "iocheck", "rules", "bench", "store")
+
+DESCRIPTION = """\
+Train with Adam where Adam's states do not fit, and do it faster than Adam.
+
+  lowmem plan     what fits on this machine, and which optimizer to take
+  lowmem iocheck  what the disk can do, in rows per second
+  lowmem demo     ten million entities, trained on real data, in three minutes
+  lowmem rules    SNR records -> rules for SlimAdamW
+  lowmem bench    side-by-side benchmarks on this machine
+  lowmem store    look at, verify or repair a row store
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    from lowmem import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="lowmem", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"lowmem {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        module = importlib.import_module(f"lowmem.cli.{name}")
+        subparser = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.configure(subparser)
+        subparser.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; 0 is success, 1 a failed check, 2 bad input, 130 Ctrl-C."""
+    args = build_parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        print("\nlowmem: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"lowmem {args.command}: {error}", file=sys.stderr)
+        return 2
