@@ -1,0 +1,310 @@
+"""Results: one object, one JSON form, and the tables and pictures made from it.
+
+The README's tables are never typed. ``python -m lowmem.bench.report benchmarks README.md``
+reads every ``benchmarks/NAME.json``, draws ``benchmarks/NAME.png`` and writes the table
+between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMAT = 1
+UNITS = ("text", "count", "number", "s", "bytes", "bytes/s", "rows/s", "ratio", "share")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a result's table: the rows' key, the title, and the unit (of ``UNITS``)."""
+
+    key: str
+    title: str
+    unit: str = "number"
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise ValueError(f"unknown unit {self.unit!r} of column {self.key!r}; know {UNITS}")
+
+
+@dataclass
+class Result:
+    """What a benchmark found.
+
+    Attributes:
+        benchmark: ``"dsa"``, ``"slim"`` or ``"quality"``.
+        command: The command that makes this result again.
+        machine: From ``machine.describe()``.
+        rows: One dict for each contender and workload: ``"contender"``, ``"workload"``, and
+            figures in plain units (seconds, bytes, bytes per second).
+        columns: Which of the figures a table shows, in order; the rest is in the JSON only.
+        main: Key of the figure that the picture shows.
+        notes: Sentences: who was left out and why, what was not available.
+        plot_png: A picture that the benchmark drew itself, instead of the bars; not stored.
+    """
+
+    benchmark: str
+    command: str
+    machine: dict[str, Any]
+    rows: list[dict[str, Any]]
+    columns: list[Column]
+    main: str = "step_s"
+    notes: list[str] = field(default_factory=list)
+    plot_png: bytes | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "benchmark": self.benchmark,
+            "command": self.command,
+            "machine": self.machine,
+            "main": self.main,
+            "columns": [[c.key, c.title, c.unit] for c in self.columns],
+            "notes": self.notes,
+            "rows": self.rows,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the JSON form, whole or not at all."""
+        path = Path(path)
+        aside = path.with_name(path.name + ".part")
+        aside.write_text(json.dumps(_plain(self.to_dict()), indent=1, allow_nan=False) + "\n")
+        os.replace(aside, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Result:
+        """Read a result again; a file of another kind is a ``ValueError`` that names it."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path} is no JSON: {error.msg} in line {error.lineno}; "
+                "make it again with `lowmem bench … --json`"
+            ) from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ValueError(f"{path} is no benchmark result of format {FORMAT} (it says {found})")
+        try:
+            return cls(
+                benchmark=data["benchmark"],
+                command=data["command"],
+                machine=data["machine"],
+                rows=data["rows"],
+                columns=[Column(*column) for column in data["columns"]],
+                main=data["main"],
+                notes=data["notes"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} is not a whole benchmark result: {error!r}") from None
+
+    def caption(self) -> str:
+        """One line: processor, threads, memory, versions, file system, date."""
+        facts = self.machine
+        parts = [
+            f"{facts.get('cpu')}, {facts.get('kernel_threads', facts.get('cpu_count'))} threads"
+        ]
+        if facts.get("memory_bytes"):
+            parts.append(f"{format_value(facts['memory_bytes'], 'bytes')} RAM")
+        if facts.get("gpu"):
+            parts.append(str(facts["gpu"]))
+        if facts.get("update_bytes_per_s"):
+            bandwidth = format_value(facts["update_bytes_per_s"], "bytes/s")
+            parts.append(f"memory {bandwidth}")
+        if facts.get("file_system"):
+            parts.append(str(facts["file_system"]))
+        parts += [f"{name} {facts[name]}" for name in ("torch", "numba") if facts.get(name)]
+        parts += [f"Python {facts.get('python')}", str(facts.get("date"))]
+        return ", ".join(parts)
+
+    def table(self) -> str:
+        """The table as aligned text, for a terminal."""
+        lines = []
+        for workload, rows in self.by_workload().items():
+            columns = self.shown_columns(rows)
+            cells = [[column.title for column in columns]]
+            cells += [[format_value(row.get(c.key), c.unit) for c in columns] for row in rows]
+            widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+            if workload:
+                lines.append(workload)
+            for number, line in enumerate(cells):
+                lines.append(
+                    "  "
+                    + "  ".join(
+                        cell.ljust(width) if column.unit == "text" else cell.rjust(width)
+                        for cell, width, column in zip(line, widths, columns, strict=True)
+                    ).rstrip()
+                )
+                if number == 0:
+                    lines.append("  " + "  ".join("-" * width for width in widths))
+            lines.append("")
+        lines += self.notes
+        lines.append(self.caption())
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """The table, the machine and the command as Markdown."""
+        lines = []
+        for workload, rows in self.by_workload().items():
+            columns = self.shown_columns(rows)
+            if workload:
+                lines += [f"**{workload}**", ""]
+            lines.append("| " + " | ".join(column.title for column in columns) + " |")
+            lines.append(
+                "|" + "|".join("---" if c.unit == "text" else "---:" for c in columns) + "|"
+            )
+            lines += [
+                "| " + " | ".join(format_value(row.get(c.key), c.unit) for c in columns) + " |"
+                for row in rows
+            ]
+            lines.append("")
+        lines.append(f"{self.caption()}. Command: `{self.command}`")
+        return "\n".join(lines)
+
+    def by_workload(self) -> dict[str, list[dict[str, Any]]]:
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows:
+            groups.setdefault(str(row.get("workload", "")), []).append(row)
+        return groups
+
+    def shown_columns(self, rows: Sequence[dict[str, Any]]) -> list[Column]:
+        """The columns of which at least one of these rows has a figure."""
+        return [c for c in self.columns if any(row.get(c.key) is not None for row in rows)]
+
+    def figure(self) -> Figure:
+        """Bars of the main figure, one panel a workload."""
+        from matplotlib.figure import Figure
+
+        groups = self.by_workload()
+        title = next((c for c in self.columns if c.key == self.main), Column(self.main, self.main))
+        heights = [0.5 + 0.32 * len(rows) for rows in groups.values()] or [1.0]
+        figure = Figure(figsize=(8, 0.8 + sum(heights) + 0.4 * len(heights)), layout="constrained")
+        axes = figure.subplots(max(1, len(groups)), 1, squeeze=False, height_ratios=heights)
+        for axis, (workload, rows) in zip(axes[:, 0], groups.items(), strict=False):
+            shown = [row for row in rows if isinstance(row.get(self.main), int | float)]
+            names = [str(row.get("contender", "")) for row in shown]
+            values = [float(row[self.main]) for row in shown]
+            ours = ["#1f6feb" if re.match("DSA|Slim", name) else "#b0b7c0" for name in names]
+            bars = axis.barh(range(len(shown)), values, color=ours)
+            axis.bar_label(bars, [" " + format_value(v, title.unit) for v in values], fontsize=9)
+            axis.set_yticks(range(len(shown)), names)
+            axis.invert_yaxis()
+            axis.margins(x=0.15)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.set_title(workload, loc="left", fontsize=10)
+        axes[-1, 0].set_xlabel(f"{title.title}\n{self.caption()}", fontsize=7)
+        return figure
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Save the picture as PNG."""
+        if self.plot_png is not None:
+            Path(path).write_bytes(self.plot_png)
+        else:
+            self.figure().savefig(path, dpi=120, format="png", metadata={"Software": None})
+
+
+def format_value(value: Any, unit: str) -> str:
+    """A figure as people read it: ``62.1 ms``, ``1.24 GB``, ``8.6 M/s``, ``0.71``."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if unit == "text":
+        return str(value)
+    if unit == "count":
+        return f"{int(value):,}"
+    if unit == "share":
+        return f"{value * 100:.0f} %" if value >= 0.1 else f"{value * 100:.2g} %"
+    if unit == "s":
+        for factor, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+            if abs(value) >= factor or name == "µs":
+                return f"{_digits(value / factor)} {name}"
+    if unit in ("bytes", "bytes/s", "rows/s"):
+        base, rate = (
+            ("B" if unit.startswith("bytes") else ""),
+            ("/s" if unit.endswith("/s") else ""),
+        )
+        for factor, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if abs(value) >= factor:
+                return f"{_digits(value / factor)} {name}{base}{rate}"
+        return f"{_digits(value)} {base}{rate}".rstrip()
+    return _digits(value)
+
+
+def _digits(value: float) -> str:
+    return (
+        f"{value:.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """JSON's own types only: numpy numbers become numbers, NaN and infinities ``null``."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def update_readme(text: str, results: dict[str, Result]) -> str:
+    """``text`` with the tables of ``results`` between their markers.
+
+    A marker without a result, a result's marker without an end, or one that is there twice is
+    a ``ValueError``; a result without a marker is fine (not every figure is for the README).
+    """
+    names = re.findall(r"<!-- bench:([\w.-]+) -->", text)
+    for name in names:
+        if name not in results:
+            raise ValueError(f"the README asks for bench:{name}, but there is no {name}.json")
+        start, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+        if text.count(start) != 1 or text.count(end) != 1:
+            raise ValueError(f"bench:{name} must start once and end once in the README")
+        before, rest = text.split(start)
+        if end not in rest:
+            raise ValueError(f"bench:{name} ends before it starts in the README")
+        after = rest.split(end)[1]
+        text = f"{before}{start}\n{results[name].markdown()}\n{end}{after}"
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the pictures and fill in the README from the committed results."""
+    parser = argparse.ArgumentParser(prog="python -m lowmem.bench.report", description=main.__doc__)
+    parser.add_argument("directory", type=Path, help="folder of the results, benchmarks/")
+    parser.add_argument("readme", type=Path, help="README.md")
+    parser.add_argument("--no-plots", action="store_true", help="the tables only")
+    args = parser.parse_args(argv)
+    try:
+        results = {path.stem: Result.load(path) for path in sorted(args.directory.glob("*.json"))}
+        old = args.readme.read_text()
+        new = update_readme(old, results)
+        if new != old:
+            args.readme.write_text(new)
+        for name, result in results.items():
+            if not args.no_plots and result.benchmark != "quality":
+                result.plot(args.directory / f"{name}.png")
+    except (ValueError, OSError) as error:
+        print(f"lowmem.bench.report: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(results)} results, {args.readme} {'updated' if new != old else 'as it was'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

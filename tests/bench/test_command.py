@@ -1,0 +1,80 @@
+"""``lowmem bench``: what it takes, what it writes, and what it says about bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lowmem.bench.report import Column, Result
+from lowmem.cli import bench, main
+
+
+@pytest.fixture
+def workload(monkeypatch: pytest.MonkeyPatch) -> list:
+    """A workload that takes no time, in the place of all of them."""
+    seen: list = []
+    module = ModuleType("fake", "A fake workload.")
+
+    def run(args) -> Result:
+        seen.append(args)
+        rows = [{"contender": "a", "workload": "w", "step_s": 1.0}]
+        columns = [Column("contender", "who", "text"), Column("step_s", "step", "s")]
+        return Result(args.benchmark, args.command_line, {}, rows, columns)
+
+    module.configure = lambda parser: parser.add_argument("--size", type=int, default=7)
+    module.run = run
+    monkeypatch.setattr(bench, "_module", lambda name: module)
+    return seen
+
+
+def test_a_result_is_printed_and_written(workload: list, tmp_path: Path, capsys) -> None:
+    json, png = tmp_path / "out.json", tmp_path / "out.png"
+    assert main(["bench", "slim", "--quick", "--json", str(json), "--plot", str(png)]) == 0
+    assert workload[0].quick
+    assert workload[0].size == 7
+    assert Result.load(json).command == "lowmem bench slim --quick"
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "1.00 s" in capsys.readouterr().out
+
+
+def test_all_runs_every_workload_with_its_own_defaults_and_files(
+    workload: list, tmp_path: Path
+) -> None:
+    assert main(["bench", "all", "--json", str(tmp_path / "out.json")]) == 0
+    assert [args.benchmark for args in workload] == ["dsa", "slim", "quality"]
+    assert [args.size for args in workload] == [7, 7, 7]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "out-dsa.json",
+        "out-quality.json",
+        "out-slim.json",
+    ]
+
+
+def test_the_recorded_command_has_no_folder_of_this_machine(
+    workload: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["bench", "slim", "--directory", str(tmp_path), "--size", "3", f"--json={tmp_path}/r"]
+    monkeypatch.setattr(sys, "argv", ["lowmem", *words])
+    assert main(words) == 0
+    assert workload[0].command_line == "lowmem bench slim --size 3"
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot", "--directory"])
+def test_a_folder_that_is_not_there_is_said_before_the_work(
+    workload: list, tmp_path: Path, option: str, capsys
+) -> None:
+    assert main(["bench", "slim", option, str(tmp_path / "no" / "where")]) == 2
+    assert "make it first" in capsys.readouterr().err
+    assert workload == []
+
+
+def test_help_of_the_command_loads_no_torch() -> None:
+    code = (
+        "import sys; from lowmem.cli import build_parser; build_parser().format_help(); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
