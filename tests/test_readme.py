@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -91,3 +92,25 @@ def test_every_notebook_is_in_the_table() -> None:
 def test_markers_for_generated_parts_come_in_pairs() -> None:
     for name in ("bench:dsa", "bench:slim", "troubleshooting"):
         assert README.count(f"<!-- {name} -->") == README.count(f"<!-- /{name} -->") == 1
+
+
+def messages_in_the_package() -> list[str]:
+    """Every string of the package's code; what an f-string fills in stands as ``…``."""
+    found = []
+    for path in (ROOT / "lowmem").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return [" ".join(message.split()) for message in found]
+
+
+def test_troubleshooting_quotes_messages_that_exist() -> None:
+    """A quoted message is a piece of one in the code, with ``…`` wherever a value stands."""
+    section = README.split("<!-- troubleshooting -->")[1].split("<!-- /troubleshooting -->")[0]
+    quoted = re.findall(r"(?m)^\*\*`(.+?)`\*\*", section)
+    known = messages_in_the_package()
+    for quote in quoted:
+        assert any(quote in message for message in known), quote
