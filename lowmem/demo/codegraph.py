@@ -1,0 +1,369 @@
+"""A knowledge graph of the Python code that is installed on this machine.
+
+Real, heavy-tailed and there without a download: who calls, imports, defines, inherits and
+raises what, read from the standard library and site-packages. See `extract.py` for names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import queue
+import site
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from array import array
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from lowmem.demo import extract as extractor
+from lowmem.demo.graph import Graph, Names, distinct, load, save
+
+_log = logging.getLogger(__name__)
+
+VERSION = 1  # of what is extracted; raise it and old caches are read no more
+
+File = tuple[str, str, bool]  # path, module name, is it a package's __init__
+_Reply = tuple[list[str], "array[int]", dict[str, int]]
+
+_BATCH = 24  # files a request: small enough for the time budget, large enough for the pipe
+
+
+def default_roots() -> list[Path]:
+    """The folders of the standard library and of site-packages, each once."""
+    paths = sysconfig.get_paths()
+    found = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    with contextlib.suppress(AttributeError):  # absent in old virtual environments
+        found += site.getsitepackages()
+    found += [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+    roots = dict.fromkeys(Path(p).resolve() for p in found)
+    return [root for root in roots if root.is_dir()]
+
+
+def find_files(roots: Iterable[Path]) -> tuple[list[File], dict[str, int]]:
+    """Every ``.py`` file below the roots, in an order that mixes the packages.
+
+    The order is by a hash of the module's name, the same on every run: a reading that stops
+    early has seen a fair sample of everything.
+
+    Returns:
+        files, and how many files and folders were left out, by reason.
+    """
+    roots = [Path(root).resolve() for root in roots]
+    elsewhere = {str(root) for root in roots}
+    skipped: dict[str, int] = {}
+
+    def refuse(_: OSError) -> None:
+        skipped["unreadable folder"] = skipped.get("unreadable folder", 0) + 1
+
+    files: dict[str, File] = {}
+    for root in roots:
+        for folder, subfolders, names in os.walk(root, onerror=refuse):
+            subfolders[:] = [
+                name
+                for name in subfolders
+                if name not in ("__pycache__", "site-packages", "dist-packages")
+                and os.path.join(folder, name) not in elsewhere
+            ]
+            prefix = os.path.relpath(folder, root).replace(os.sep, ".")
+            for name in names:
+                if not name.endswith(".py"):
+                    continue
+                stem = name[:-3]
+                is_package = stem == "__init__" and prefix != "."
+                module = prefix if is_package else stem if prefix == "." else f"{prefix}.{stem}"
+                if not module.isprintable() or " " in module:  # undecodable, or no module
+                    skipped["odd name"] = skipped.get("odd name", 0) + 1
+                    continue
+                path = os.path.join(folder, name)
+                files.setdefault(module, (path, module, is_package))
+    mixed = sorted(files.values(), key=lambda file: hashlib.md5(file[1].encode()).digest())
+    return mixed, skipped
+
+
+def fingerprint(files: Iterable[File]) -> str:
+    """Changes when a file is added, removed or edited, or Python or this reader changes."""
+    digest = hashlib.sha256(f"{VERSION} {sys.version}".encode())
+    for path, module, _ in files:
+        try:
+            stat = os.stat(path)
+            digest.update(f"{module} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        except OSError:
+            digest.update(f"{module} ?\n".encode())
+    return digest.hexdigest()
+
+
+def cache_directory() -> Path:
+    """Where this user's caches belong on this system."""
+    if os.environ.get("XDG_CACHE_HOME"):
+        return Path(os.environ["XDG_CACHE_HOME"]) / "lowmem"
+    if sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
+        return Path(os.environ["LOCALAPPDATA"]) / "lowmem" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "lowmem"
+    return Path.home() / ".cache" / "lowmem"
+
+
+def code_graph(
+    roots: Iterable[Path] | None = None,
+    *,
+    seconds: float = 60.0,
+    limit: int | None = None,
+    workers: int | None = None,
+    cache: Path | None = None,
+    progress: bool = True,
+) -> Graph:
+    """The graph of the installed code, from the cache where nothing has changed since.
+
+    Args:
+        roots: folders to read; default `default_roots()`.
+        seconds: time to read for; what has been read by then is the graph.
+        limit: read at most this many files; default all.
+        workers: reading processes; default one a CPU, 8 at most.
+        cache: the folder of the cache file; default `cache_directory()`. One file an
+            environment; delete it to read anew. A folder that cannot be written is no error.
+        progress: show a bar.
+
+    Returns:
+        The graph; ``graph.facts`` says ``files``, ``files_read``, ``skipped`` (by reason),
+        ``seconds``, ``complete`` and ``cached``.
+
+    Raises:
+        ValueError: no file could be read, or an argument is out of range.
+    """
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    roots = default_roots() if roots is None else [Path(root) for root in roots]
+    files, skipped = find_files(roots)
+    files = files[:limit]
+    if not files:
+        raise ValueError(f"no Python source below {', '.join(map(str, roots))}")
+    print_of_files = fingerprint(files)
+    key = hashlib.sha256(f"{[str(root) for root in roots]} {limit}".encode()).hexdigest()[:12]
+    path = (cache_directory() if cache is None else Path(cache)) / f"codegraph-{key}.npz"
+    try:
+        graph = load(path)
+        facts = graph.facts
+        if facts["fingerprint"] == print_of_files and (
+            facts["complete"] or facts["budget"] >= seconds
+        ):
+            graph.facts["cached"] = str(path)
+            return graph
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError, OSError) as error:
+        _log.info("reading the code anew: %s", error)
+
+    graph = _read(files, seconds, workers or min(8, os.cpu_count() or 1), progress)
+    for reason, count in skipped.items():
+        graph.facts["skipped"][reason] = graph.facts["skipped"].get(reason, 0) + count
+    graph.facts |= {"fingerprint": print_of_files, "budget": seconds}
+    if not len(graph.triples):
+        raise ValueError(
+            f"no triple found in {graph.facts['files_read']} files below "
+            f"{', '.join(map(str, roots))} (skipped: {graph.facts['skipped']})"
+        )
+    try:
+        save(graph, path)
+    except OSError as error:
+        _log.warning("the graph is not cached: %s", error)
+    return graph
+
+
+def _read(files: list[File], seconds: float, workers: int, progress: bool) -> Graph:
+    start = time.monotonic()
+    batches = [files[i : i + _BATCH] for i in range(0, len(files), _BATCH)]
+    entities: dict[str, int] = {}
+    relations: dict[str, int] = {}
+    parts: list[np.ndarray] = []
+    skipped: dict[str, int] = {}
+    done = 0
+    with (
+        contextlib.closing(_replies(batches, workers, start + seconds)) as replies,
+        tqdm(
+            total=len(files),
+            desc="reading code",
+            unit="file",
+            mininterval=0.5,
+            disable=not progress,
+        ) as bar,
+    ):
+        waiting: dict[int, _Reply] = {}
+        merged = 0  # batches are merged in their order, so that a full reading is repeatable
+        for index, reply in replies:
+            waiting[index] = reply
+            done += len(batches[index])
+            while merged in waiting:
+                _merge(waiting.pop(merged), entities, relations, parts, skipped)
+                merged += 1
+                bar.set_postfix_str(f"{len(entities):,} entities", refresh=False)
+            bar.update(len(batches[index]))
+        for index in sorted(waiting):  # beyond a gap that the time budget left
+            _merge(waiting[index], entities, relations, parts, skipped)
+    triples = np.concatenate(parts) if parts else np.empty((0, 3), np.int32)
+    return Graph(
+        Names.of(entities),
+        list(relations),
+        distinct(triples, len(entities), len(relations)),
+        {
+            "files": len(files),
+            "files_read": done - sum(skipped.values()),
+            "skipped": skipped,
+            "seconds": round(time.monotonic() - start, 2),
+            "complete": done == len(files),
+            "cached": None,
+        },
+    )
+
+
+def _merge(
+    reply: _Reply,
+    entities: dict[str, int],
+    relations: dict[str, int],
+    parts: list[np.ndarray],
+    skipped: dict[str, int],
+) -> None:
+    """Renumber one batch's names and append its triples."""
+    names, flat, left_out = reply
+    for reason, count in left_out.items():
+        skipped[reason] = skipped.get(reason, 0) + count
+    if not flat:
+        return
+    local = np.frombuffer(flat, np.int32).reshape(-1, 3)
+    triples = np.empty_like(local)
+    is_relation = np.zeros(len(names), bool)
+    is_relation[local[:, 1]] = True
+    is_entity = np.zeros(len(names), bool)
+    is_entity[local[:, (0, 2)]] = True  # a name can be both: Python code may say "calls"
+    numbers = np.zeros(len(names), np.int32)
+    for table, chosen, columns in ((relations, is_relation, [1]), (entities, is_entity, [0, 2])):
+        for i in np.flatnonzero(chosen):
+            numbers[i] = table.setdefault(names[i], len(table))
+        triples[:, columns] = numbers[local[:, columns]]
+    parts.append(triples)
+
+
+def _replies(
+    batches: list[list[File]], workers: int, deadline: float
+) -> Generator[tuple[int, _Reply], None, None]:
+    """(batch number, reply) as the workers answer, until all is read or time is up.
+
+    Workers are plain subprocesses that run `extract.py` by its path, not `multiprocessing`:
+    nothing of the caller's ``__main__`` is imported again, so this works alike in a notebook,
+    in a script without a main guard, and from standard input.
+    """
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for index in range(len(batches)):
+        todo.put(index)
+    answers: queue.SimpleQueue[tuple[int, _Reply] | BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+    processes: set[subprocess.Popen[bytes]] = set()
+    count = max(1, min(workers, len(batches)))
+
+    def tend() -> None:
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            while not stop.is_set():
+                try:
+                    index = todo.get_nowait()
+                except queue.Empty:
+                    break
+                if process is None:
+                    process = _start_worker()
+                    processes.add(process)
+                reply = _ask(process, batches[index])
+                if reply is None and not stop.is_set():  # a file that kills the parser
+                    process.kill()
+                    process.wait()
+                    process = None
+                    reply = [], array("i"), {"reader died": len(batches[index])}
+                if reply is not None:
+                    answers.put((index, reply))
+        except BaseException as error:
+            answers.put(error)
+        finally:
+            if process is not None:
+                _end_worker(process)
+            answers.put(None)
+
+    threads = [threading.Thread(target=tend, daemon=True) for _ in range(count)]
+    try:
+        for thread in threads:
+            thread.start()
+        ended = 0
+        while ended < count:
+            try:
+                answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            if answer is None:
+                ended += 1
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                yield answer
+    finally:
+        stop.set()
+        for process in list(processes):
+            if process.poll() is None:
+                process.kill()
+        for thread in threads:
+            thread.join(timeout=10)
+
+
+def _start_worker() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-W", "ignore", extractor.__file__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _end_worker(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _ask(process: subprocess.Popen[bytes], files: list[File]) -> _Reply | None:
+    """One request and its reply; None if the worker died over it."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(files).encode() + b"\n")
+        process.stdin.flush()
+        head = process.stdout.readline()
+        if not head.endswith(b"\n"):
+            return None
+        text_size, data_size, skipped = json.loads(head)
+        text = _exactly(process.stdout, text_size)
+        data = _exactly(process.stdout, data_size)
+    except (OSError, ValueError, EOFError):
+        return None
+    flat = array("i")
+    flat.frombytes(data)
+    return (text.decode().split("\n") if text else []), flat, skipped
+
+
+def _exactly(pipe: IO[bytes], size: int) -> Any:
+    data = pipe.read(size)
+    if len(data) != size:
+        raise EOFError
+    return data
