@@ -83,7 +83,7 @@ def parse_rule(value: Any, name: str) -> Axes | Split | None:
         return None
     if isinstance(value, Mapping):
         return _parse_split(value, name)
-    return _parse_axes(value, name)
+    return _parse_axes(value, name) or None
 
 
 def parse_rules(rules: Mapping[str, Any]) -> dict[str, Axes | Split | None]:
