@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -31,10 +32,8 @@ def smoke() -> bool:
 def total_memory_bytes() -> int | None:
     """RAM that this process may use in bytes: the machine's, or its cgroup's limit if smaller."""
     limits = []
-    try:
+    with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (ValueError, OSError, AttributeError):
-        pass
     limit = _cgroup_value("memory.max", "memory.limit_in_bytes")
     if limit is not None:
         limits.append(limit)

@@ -1,0 +1,1 @@
+"""Disk Sparse Adam: the moments of a sparse embedding in a file, touched rows only."""

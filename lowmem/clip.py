@@ -1,0 +1,58 @@
+"""Gradient clipping for any mix of sparse and dense gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scale all gradients in place so that their joint norm is at most ``max_norm``.
+
+    Equals ``torch.nn.utils.clip_grad_norm_``, which refuses sparse gradients, on the dense
+    equivalent: duplicate ids of a sparse gradient are summed before the norm is taken.
+
+    Args:
+        parameters: a tensor or tensors that may have gradients.
+        max_norm: largest norm allowed.
+        norm_type: the p of the norm, or ``inf``.
+        error_if_nonfinite: raise ``RuntimeError`` instead of scaling by NaN or zero.
+
+    Returns:
+        The joint norm before clipping, a scalar tensor.
+    """
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]
+    max_norm, norm_type = float(max_norm), float(norm_type)
+    if max_norm < 0 or norm_type <= 0:
+        raise ValueError(f"max_norm={max_norm} and norm_type={norm_type} must not be negative")
+    # Tied weights come once: scaling one gradient twice would be wrong.
+    unique = {id(p.grad): p.grad for p in parameters if p.grad is not None}
+    grads = list(unique.values())
+    if not grads:
+        return torch.tensor(0.0)
+    device = grads[0].device
+    norms = [torch.linalg.vector_norm(_values(grad), norm_type).to(device) for grad in grads]
+    total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(
+            f"the total norm of order {norm_type} of the gradients is {total.item()}, so they "
+            "cannot be clipped; pass error_if_nonfinite=False to scale them all the same"
+        )
+    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for grad in grads:
+        # Scaling is linear, so duplicates need not be summed for it.
+        (grad._values() if grad.is_sparse else grad).mul_(scale.to(grad.device))
+    return total
+
+
+def _values(grad: Tensor) -> Tensor:
+    return grad.coalesce()._values() if grad.is_sparse else grad

@@ -1,0 +1,382 @@
+"""DSA: Adam for sparse embeddings whose moments live in a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from lowmem.dsa import states
+from lowmem.dsa.estate import Estate
+from lowmem.dsa.folder import Mode
+from lowmem.dsa.residency import Prefetch
+from lowmem.dsa.table import AdamScalars, Table, Touched, table_shape
+
+log = logging.getLogger(__name__)
+
+Durability = Literal["process", "power", "none"]
+
+# A dense gradient of a table at least this tall and this large is most likely a mistake.
+_EMBEDDING_ROWS = 10_000
+_EMBEDDING_BYTES = 64 << 20
+
+
+class DSA(Optimizer):
+    r"""Disk Sparse Adam: a drop-in optimizer that keeps Adam's moments of embeddings on disk.
+
+    A parameter's first gradient decides its home. A sparse one (``nn.Embedding`` and
+    ``nn.EmbeddingBag`` with ``sparse=True``) gets a row store, a file in which the two
+    moments of a row lie side by side and only touched rows move; its update equals
+    ``torch.optim.SparseAdam``. A dense one gets ordinary in-memory Adam, equal to
+    ``torch.optim.Adam``. Weights may be float32, bfloat16 or float16, on a CPU or a CUDA
+    device; moments are float32 and take no device memory for sparse parameters.
+
+    As in SparseAdam the step count is the parameter's, not the row's; duplicate ids sum;
+    a row whose gradients sum to zero is still a touched row. NaN and infinite gradients
+    are applied as torch applies them: the rows they touch become NaN. Use ``GradScaler``
+    or :func:`lowmem.clip_grad_norm_` to notice them first.
+
+    Args:
+        params: what any torch optimizer takes: tensors, named parameters or groups.
+        lr: learning rate (default: 1e-3).
+        betas: decay rates of the two moments (default: (0.9, 0.999)).
+        eps: added to the denominator (default: 1e-8).
+        directory: folder for the stores, kept after ``close``. ``None`` (default) makes a
+            scratch folder in the working directory, removed at ``close`` or exit.
+        mode: ``"create"`` (default) refuses a folder that holds stores, ``"resume"`` goes
+            on with them, ``"overwrite"`` replaces them.
+        maximize: ascend instead of descend (default: False).
+        prefetch: ask the disk for missing pages before the update touches them. ``"auto"``
+            (default) while pages are missing, or ``"always"``, ``"never"``.
+        durability: what a crash may cost, see :mod:`lowmem.dsa.journal`
+            (default: ``"process"``).
+
+    Raises:
+        ValueError: a hyper-parameter outside its range.
+        OSError: the folder cannot be written, holds stores or none against ``mode``, is
+            held by another process, or its disk is too small.
+
+    Example:
+        >>> table = torch.nn.Embedding(10_000_000, 128, sparse=True)
+        >>> opt = DSA(table.parameters(), lr=1e-3, directory="moments")
+        >>> table(torch.tensor([3, 5])).sum().backward()
+        >>> opt.step(); opt.zero_grad(); opt.close()
+
+    Source: Kingma and Ba, "Adam: a method for stochastic optimization" (2015),
+    algorithm 1, on the rows that have a gradient.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        mode: Mode = "create",
+        maximize: bool = False,
+        prefetch: Prefetch = "auto",
+        durability: Durability = "process",
+    ) -> None:
+        _require_choice("mode", mode, ("create", "resume", "overwrite"))
+        _require_choice("prefetch", prefetch, ("auto", "always", "never"))
+        _require_choice("durability", durability, ("process", "power", "none"))
+        self._estate: Estate | None = None
+        self._numbers: dict[Tensor, int] = {}
+        self._labels: dict[Tensor, str] = {}
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
+        super().__init__(params, defaults)
+        estate = Estate(directory, mode, prefetch)
+        try:
+            estate.adopt(self._numbers, self._labels)
+            likely = sum(_moment_bytes(p) for p in self._numbers if _embedding_sized(p))
+            estate.require_space(likely)
+        except BaseException:
+            estate.close()
+            raise
+        self._estate = estate
+        # Runs when the optimizer is forgotten, and at interpreter exit.
+        self._finalizer = weakref.finalize(self, estate.close)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, as for any torch optimizer; its options are checked."""
+        group = {**self.defaults, **param_group}
+        _check_hyperparameters(group["lr"], group["betas"], group["eps"])
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        names = added.get("param_names") or [None] * len(added["params"])
+        for param, name in zip(added["params"], names, strict=True):
+            number = len(self._numbers)
+            if param.is_sparse or param.is_complex():
+                raise ValueError(
+                    f"DSA takes dense, real parameters; parameter {number} is "
+                    f"{'sparse' if param.is_sparse else param.dtype}"
+                )
+            self._numbers[param] = number
+            self._labels[param] = name or f"parameter {number}"
+
+    # -- stepping ----------------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step on every parameter that has a gradient.
+
+        All gradients are checked before the first parameter changes: a step that raises
+        for bad input has changed nothing.
+        """
+        self._open_estate()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        sparse: list[tuple[Table, Touched, dict[str, Any]]] = []
+        dense: list[tuple[dict[str, Any], list[Tensor]]] = []
+        for group in self.param_groups:
+            in_memory = []
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                if self._lives_on_disk(param, param.grad):
+                    sparse.append((*self._gather(param, param.grad), group))
+                else:
+                    in_memory.append(param)
+            if in_memory:
+                dense.append((group, in_memory))
+        for table, touched, group in sparse:
+            self._update(table, touched, group)
+        for group, in_memory in dense:
+            self._step_in_memory(group, in_memory)
+        return loss
+
+    @torch.no_grad()
+    def step_rows(self, param: Tensor, indices: Tensor, row_grads: Tensor) -> None:
+        """One step of one table by hand, without autograd.
+
+        Args:
+            param: a parameter of this optimizer, ``(rows, dim)``.
+            indices: rows that have a gradient, whole numbers ``(n,)``; duplicates sum.
+            row_grads: their gradients, ``(n, dim)``.
+
+        Raises:
+            IndexError, ValueError, TypeError: as the message says; nothing has changed.
+        """
+        self._open_estate()
+        group = self._group_of(param)
+        table = self._table(param)
+        touched = table.touched(torch.as_tensor(indices), torch.as_tensor(row_grads))
+        self._update(table, touched, group)
+
+    def _gather(self, param: Tensor, grad: Tensor) -> tuple[Table, Touched]:
+        if grad.sparse_dim() != 1:
+            raise ValueError(
+                f"{self._labels[param]}: the gradient has {grad.sparse_dim()} sparse dimensions; "
+                "DSA updates whole rows, so it needs exactly one"
+            )
+        table = self._table(param)
+        return table, table.touched(grad._indices()[0], grad._values())
+
+    def _update(self, table: Table, touched: Touched, group: dict[str, Any]) -> None:
+        scalars = AdamScalars.at_step(
+            table.step + 1, group["lr"], group["betas"], group["eps"], group["maximize"]
+        )
+        table.update(touched, scalars)
+        table.step += 1
+
+    def _step_in_memory(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        for param in params:
+            state = self.state[param]
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        adam(
+            params,
+            [param.grad for param in params if param.grad is not None],
+            [self.state[param]["exp_avg"] for param in params],
+            [self.state[param]["exp_avg_sq"] for param in params],
+            [],
+            [self.state[param]["step"] for param in params],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+
+    # -- homes -------------------------------------------------------------------------
+
+    def _lives_on_disk(self, param: Tensor, grad: Tensor) -> bool:
+        label = self._labels[param]
+        sparse = grad.layout == torch.sparse_coo
+        if not sparse and grad.layout != torch.strided:
+            raise ValueError(f"{label}: DSA takes dense and COO gradients, not {grad.layout}")
+        on_disk = param in self._open_estate().tables
+        if on_disk and not sparse:
+            raise RuntimeError(
+                f"{label} had sparse gradients until now and got a dense one. Is the table also "
+                "used outside its embedding layer, as in tied weights? Then it needs sparse=False "
+                "from the start"
+            )
+        if sparse and param in self.state:
+            raise RuntimeError(
+                f"{label} had dense gradients until now and got a sparse one; use sparse=True "
+                "from the start"
+            )
+        if not sparse and param not in self.state and _embedding_sized(param):
+            rows, dim = table_shape(param)
+            warnings.warn(
+                f"{label} ({rows:,} × {dim}) got a dense gradient, so its Adam moments take "
+                f"{_moment_bytes(param) / 1e9:.2f} GB of memory. Pass sparse=True to its "
+                "nn.Embedding or nn.EmbeddingBag to keep them on disk",
+                stacklevel=5,
+            )
+        return sparse
+
+    def _table(self, param: Tensor) -> Table:
+        """The table of a parameter, made now if this is its first gradient."""
+        estate = self._open_estate()
+        if param in self.state:
+            raise ValueError(
+                f"{self._labels[param]} had dense gradients: its moments are in memory"
+            )
+        table = estate.tables.get(param)
+        if table is None:
+            table = estate.create(param, self._numbers[param], self._labels[param])
+        return table
+
+    def _group_of(self, param: Tensor) -> dict[str, Any]:
+        for group in self.param_groups:
+            if any(param is other for other in group["params"]):
+                return group
+        raise ValueError(f"this tensor of shape {tuple(param.shape)} is no parameter of this DSA")
+
+    def _open_estate(self) -> Estate:
+        estate = self._estate
+        if estate is None or estate.closed:
+            raise RuntimeError("this DSA is closed; make a new one with mode='resume' to go on")
+        estate.require_own_process()
+        return estate
+
+    # -- looking -----------------------------------------------------------------------
+
+    def read_state(self, param: Tensor, indices: Tensor) -> dict[str, Tensor]:
+        """Copies of the moments of some rows: ``{"exp_avg", "exp_avg_sq"}``, each ``(n, dim)``.
+
+        A row that was never touched has zeros.
+        """
+        self._group_of(param)
+        table = self._open_estate().tables.get(param)
+        if table is not None:
+            return table.read(torch.as_tensor(indices))
+        ids = torch.as_tensor(indices)
+        state = self.state.get(param) or {}
+        return {
+            name: state[name][ids].clone()
+            if name in state
+            else torch.zeros(len(ids), *param.shape[1:])
+            for name in ("exp_avg", "exp_avg_sq")
+        }
+
+    def state_bytes(self) -> dict[str, int]:
+        """Measured bytes of optimizer state: ``{"vram", "ram", "disk"}``.
+
+        ``disk`` is what the file system counts for the stores; ``ram`` and ``vram`` are the
+        in-memory moments of dense parameters. The stores' pages in the page cache are not
+        counted: the system takes them back whenever it needs memory.
+        """
+        sizes = {"vram": 0, "ram": 0, "disk": self._open_estate().disk_bytes()}
+        for state in self.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    sizes["vram" if value.is_cuda else "ram"] += value.nbytes
+        return sizes
+
+    # -- saving and loading ------------------------------------------------------------
+
+    def state_dict(self, materialize: bool = False) -> dict[str, Any]:
+        """Hyper-parameters, in-memory moments, and each store's identity and step.
+
+        Args:
+            materialize: include the stores' moments as tensors, in the format of
+                ``torch.optim.SparseAdam``. Takes memory for the whole tables.
+        """
+        return states.save(super().state_dict(), self._open_estate(), self._numbers, materialize)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` gave, or a ``torch.optim.SparseAdam`` state_dict.
+
+        Raises:
+            StoreError: the stores here are not the ones that the state_dict speaks of, or
+                stand at another step.
+            ValueError: groups, parameters or shapes that do not match.
+        """
+        estate = self._open_estate()
+        params = list(self._numbers)
+        plan = states.check(state_dict, self.param_groups, params, self._labels, estate, self.state)
+        super().load_state_dict(plan.in_memory)
+        for number, entry in plan.on_disk.items():
+            states.write(self._table(params[number]), entry)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "DSA holds open files and cannot be pickled or deep-copied; save its state_dict()"
+        )
+
+    # -- the end -----------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the stores; scratch folders are removed. Further steps raise."""
+        if self._estate is not None:
+            self._finalizer()
+
+    def __enter__(self) -> DSA:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}; choose one of {', '.join(map(repr, choices))}")
+
+
+def _check_hyperparameters(lr: Any, betas: Iterable[float], eps: float) -> None:
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError("Tensor lr must be 1-element")
+    if not float(lr) >= 0.0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if not float(eps) >= 0.0:
+        raise ValueError(f"Invalid epsilon value: {eps}")
+    for index, beta in enumerate(betas):
+        if not 0.0 <= float(beta) < 1.0:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+
+
+def _moment_bytes(param: Tensor) -> int:
+    return 2 * 4 * param.numel()
+
+
+def _embedding_sized(param: Tensor) -> bool:
+    return (
+        param.dim() == 2
+        and param.shape[0] >= _EMBEDDING_ROWS
+        and param.numel() * 4 >= _EMBEDDING_BYTES
+    )

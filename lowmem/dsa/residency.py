@@ -1,0 +1,101 @@
+"""Whether the rows of a batch are in memory, and asking the disk for those that are not.
+
+Asking for pages costs several times the update itself when they are resident already,
+and saves most of the time when they are not. So the optimizer asks only while pages are
+missing: it starts when a step met major faults, and stops when a sample of the rows of
+a few steps in a row was resident.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import numpy as np
+
+from lowmem.dsa.store import RowStore
+from lowmem.kernels.threads import run_parallel, thread_count
+
+Prefetch = Literal["auto", "always", "never"]
+
+_MISSING_SHARE = 0.01  # of a step's rows; below it, asking costs more than it saves
+_SAMPLES = 64
+_CALM_STEPS = 3
+
+
+def _major_faults() -> int:
+    """Page faults of this process that had to wait for a disk, so far."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+class Residency:
+    """Watches one store's faults and asks for missing pages."""
+
+    def __init__(self, store: RowStore, prefetch: Prefetch) -> None:
+        from lowmem.kernels import pages
+
+        self._store = store
+        self._prefetch = prefetch if pages.AVAILABLE else "never"
+        self._faults_before = 0
+        self._calm = 0
+        self.asking = self._prefetch == "always"
+
+    def before_step(self, rows: np.ndarray) -> None:
+        """Ask for the pages of the sorted ``rows`` if some are likely to be missing."""
+        if self.asking:
+            if self._prefetch == "auto":
+                self._stop_when_calm(rows)
+            self.ask(rows)
+        self._faults_before = _major_faults()
+
+    def after_step(self, rows: int) -> None:
+        """Notice the major faults that a step of ``rows`` rows met."""
+        if self._prefetch != "auto" or self.asking or rows == 0:
+            return
+        faults = _major_faults() - self._faults_before
+        if faults > max(2, _MISSING_SHARE * rows):
+            self.asking = True
+            self._calm = 0
+            if self._store.roomy:
+                # Memory turned out to be tighter than it looked: no more huge reads.
+                self._store.advise_random()
+
+    def ask(self, rows: np.ndarray) -> None:
+        """Ask for the pages of the sorted ``rows`` without waiting for them."""
+        from lowmem.kernels import pages
+
+        parts = min(thread_count(), max(1, rows.size // 256))
+        bounds = [rows.size * part // parts for part in range(parts + 1)]
+        run_parallel(
+            pages.advise_rows,
+            [
+                (
+                    rows,
+                    bounds[part],
+                    bounds[part + 1],
+                    self._store.address,
+                    self._store.layout.row_bytes,
+                    pages.PAGE,
+                    pages.MADV_WILLNEED,
+                )
+                for part in range(parts)
+            ],
+        )
+
+    def _stop_when_calm(self, rows: np.ndarray) -> None:
+        from lowmem.kernels import pages
+
+        missing = pages.count_missing(
+            rows,
+            min(_SAMPLES, rows.size),
+            self._store.address,
+            self._store.layout.row_bytes,
+            pages.PAGE,
+        )
+        self._calm = 0 if missing else self._calm + 1
+        if self._calm >= _CALM_STEPS:
+            self.asking = False

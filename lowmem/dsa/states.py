@@ -1,0 +1,159 @@
+"""state_dict and load_state_dict of DSA, both ways with ``torch.optim.SparseAdam``.
+
+A saved state_dict has torch's two keys and a third, ``"lowmem"``, that names each
+store's identity and step. With ``materialize`` the stores' moments stand in ``"state"``
+as tensors, as SparseAdam has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowmem.dsa.estate import Estate
+from lowmem.dsa.store import StoreError
+from lowmem.dsa.table import Table, table_shape
+
+_KEY = "lowmem"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_CHUNK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """A checked state_dict: what goes to torch, and what is written into stores."""
+
+    in_memory: dict[str, Any]
+    on_disk: dict[int, Mapping[str, Any]]
+
+
+def save(
+    saved: dict[str, Any], estate: Estate, numbers: Mapping[Tensor, int], materialize: bool
+) -> dict[str, Any]:
+    """Add the stores to what torch's ``Optimizer.state_dict`` gave."""
+    stores = {}
+    for param, table in estate.tables.items():
+        number = numbers[param]
+        entry: dict[str, Any] = {"step": table.step}
+        if materialize:
+            for name in _MOMENTS:
+                # A copy: the mapped file changes with the next step.
+                moment = torch.from_numpy(table.store.fields[name].copy())
+                entry[name] = moment.reshape(param.shape)
+        else:
+            stores[number] = {
+                "identity": table.store.header.identity,
+                "rows": table.store.rows,
+                "step": table.step,
+            }
+        saved["state"][number] = entry
+    saved[_KEY] = {
+        "format": 1,
+        "stores": stores,
+        "on_disk": sorted(numbers[param] for param in estate.tables),
+    }
+    return saved
+
+
+def check(
+    state_dict: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    params: Sequence[Tensor],
+    labels: Mapping[Tensor, str],
+    estate: Estate,
+    in_memory: Mapping[Tensor, Any],
+) -> LoadPlan:
+    """Compare a state_dict with this optimizer; raises before anything has changed."""
+    saved_groups = state_dict["param_groups"]
+    if len(saved_groups) != len(groups):
+        raise ValueError("loaded state dict has a different number of parameter groups")
+    if [len(g["params"]) for g in saved_groups] != [len(g["params"]) for g in groups]:
+        raise ValueError(
+            "loaded state dict contains a parameter group that doesn't match the size of "
+            "optimizer's group"
+        )
+    # torch numbers parameters by the order of the groups; ids in a foreign dict may differ.
+    order = [number for group in saved_groups for number in group["params"]]
+    ours = state_dict.get(_KEY)
+    on_disk: dict[int, Mapping[str, Any]] = {}
+    memory_state: dict[int, Any] = {}
+    for number, saved_number in enumerate(order):
+        entry = state_dict["state"].get(saved_number)
+        param = params[number]
+        label = labels[param]
+        table = estate.tables.get(param)
+        reference = ours["stores"].get(saved_number) if ours else None
+        if reference is not None:
+            _check_store(reference, table, label)
+        elif entry and _belongs_on_disk(state_dict, saved_number, table, param in in_memory):
+            for name in _MOMENTS:
+                if name not in entry or tuple(entry[name].shape) != tuple(param.shape):
+                    found = tuple(entry[name].shape) if name in entry else "missing"
+                    raise ValueError(
+                        f"{label} has shape {tuple(param.shape)}; {name} in the state dict is "
+                        f"{found}"
+                    )
+            on_disk[number] = entry
+        elif entry:
+            memory_state[saved_number] = entry
+        elif table is not None and table.step:
+            raise StoreError(
+                f"{label}: the store here stands at step {table.step:,}; the state dict has no "
+                "state for it (step 0)"
+            )
+    filled = [
+        {**{k: v for k, v in group.items() if k != "params"}, **saved}
+        for group, saved in zip(groups, saved_groups, strict=True)
+    ]
+    return LoadPlan({"state": memory_state, "param_groups": filled}, on_disk)
+
+
+def _belongs_on_disk(
+    state_dict: Mapping[str, Any], number: int, table: Table | None, in_memory: bool
+) -> bool:
+    if table is not None or in_memory:
+        return table is not None
+    ours = state_dict.get(_KEY)
+    if ours is not None:
+        return number in ours["on_disk"]
+    # SparseAdam's groups have no weight decay; Adam's and AdamW's do.
+    return not any("weight_decay" in group for group in state_dict["param_groups"])
+
+
+def _check_store(reference: Mapping[str, Any], table: Table | None, label: str) -> None:
+    if table is None:
+        raise StoreError(
+            f"{label}: the state dict speaks of store {reference['identity']} at step "
+            f"{reference['step']:,}, and no store is open for it. Open its folder with "
+            'directory=… and mode="resume", or save with state_dict(materialize=True)'
+        )
+    header = table.store.header
+    if header.identity != reference["identity"]:
+        raise StoreError(
+            f"{label}: the state dict belongs to store {reference['identity']}; "
+            f"{table.store.path} is {header.identity}"
+        )
+    if table.step != reference["step"]:
+        raise StoreError(
+            f"{label}: the state dict was saved at step {reference['step']:,}; the store stands at "
+            f"step {table.step:,}. Load the checkpoint of that step, or start anew"
+        )
+
+
+def write(table: Table, entry: Mapping[str, Any]) -> None:
+    """Write whole moments into a store, some rows at a time."""
+    rows, dim = table_shape(table.param)
+    for start in range(0, rows, _CHUNK_ROWS):
+        part = slice(start, min(rows, start + _CHUNK_ROWS))
+        table.store.write(
+            part,
+            {
+                name: entry[name].detach()[part].to("cpu", torch.float32).reshape(-1, dim).numpy()
+                for name in _MOMENTS
+            },
+        )
+    table.step = int(entry["step"])

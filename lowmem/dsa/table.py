@@ -1,0 +1,211 @@
+"""One parameter and its row store: checking a gradient, and updating the touched rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowmem.dsa.layout import RowLayout
+from lowmem.dsa.residency import Prefetch, Residency
+from lowmem.dsa.store import RowStore
+from lowmem.kernels.threads import run_parallel, thread_count
+
+_ROWS_PER_THREAD = 256  # fewer are done sooner than a thread is woken
+
+
+@dataclass(frozen=True)
+class AdamScalars:
+    """What one step of Adam needs besides tensors (Kingma and Ba 2015, end of section 2)."""
+
+    step_size: float
+    beta1: float
+    beta2: float
+    eps: float
+    sign: float
+
+    @classmethod
+    def at_step(
+        cls, step: int, lr: float, betas: tuple[float, float], eps: float, maximize: bool
+    ) -> AdamScalars:
+        beta1, beta2 = float(betas[0]), float(betas[1])
+        step_size = float(lr) * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
+        return cls(step_size, beta1, beta2, float(eps), -1.0 if maximize else 1.0)
+
+
+@dataclass(frozen=True)
+class Touched:
+    """The rows that a gradient touches, checked and sorted; the input of one update."""
+
+    keys: np.ndarray  # int64, row << shift | position, sorted
+    shift: int
+    grads: np.ndarray  # float32 (n, dim)
+    rows: np.ndarray  # int64, the different rows, sorted
+
+
+def table_shape(param: Tensor) -> tuple[int, int]:
+    """``(rows, dim)`` of a parameter: dimensions after the first are flattened."""
+    if param.dim() == 0:
+        raise ValueError("a table needs at least one dimension; this parameter is a scalar")
+    return param.shape[0], max(1, int(np.prod(param.shape[1:], dtype=np.int64)))
+
+
+class Table:
+    """A parameter whose two moments live in a row store."""
+
+    def __init__(self, param: Tensor, store: RowStore, prefetch: Prefetch, label: str) -> None:
+        self.param = param
+        self.store = store
+        self.label = label
+        self.step = 0
+        self.residency = Residency(store, prefetch)
+        self._shape = param.shape
+        self._device = param.device
+
+    @staticmethod
+    def layout(param: Tensor) -> RowLayout:
+        return RowLayout.adam(table_shape(param)[1])
+
+    # -- checking ----------------------------------------------------------------------
+
+    def touched(self, indices: Tensor, row_grads: Tensor) -> Touched:
+        """Check ``indices`` ``(n,)`` and ``row_grads`` ``(n, dim)``; sort the indices.
+
+        Raises:
+            IndexError: an index is negative or not smaller than the number of rows.
+            ValueError, TypeError: shapes or dtypes that do not fit.
+            RuntimeError: the parameter changed its shape or device since its store was made.
+        """
+        from lowmem.kernels import cpu
+
+        param, rows, dim = self.param, *table_shape(self.param)
+        if param.shape != self._shape or param.device != self._device:
+            raise RuntimeError(
+                f"{self.label} is {tuple(param.shape)} on {param.device} now; its moments were "
+                f"made for {tuple(self._shape)} on {self._device}. Make a new optimizer after "
+                "resizing or moving a model"
+            )
+        if indices.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+            raise TypeError(f"{self.label}: indices must be whole numbers, not {indices.dtype}")
+        if indices.dim() != 1:
+            raise ValueError(
+                f"{self.label}: indices must have one dimension, not shape {tuple(indices.shape)}"
+            )
+        count = indices.shape[0]
+        if row_grads.shape[:1] != (count,) or row_grads.numel() != count * dim:
+            raise ValueError(
+                f"{self.label}: row gradients have shape {tuple(row_grads.shape)}; "
+                f"{count} indices of rows with {dim} weights need ({count}, {dim})"
+            )
+        if not row_grads.dtype.is_floating_point:
+            raise TypeError(f"{self.label}: row gradients must be floats, not {row_grads.dtype}")
+        ids = to_host(indices)
+        grads = to_host(row_grads.reshape(count, dim), torch.float32)
+        shift = max(1, int(count).bit_length())
+        keys = np.empty(count, np.int64)
+        cpu.pack_keys(ids, shift, keys)
+        keys.sort()
+        if count and (keys[0] < 0 or keys[-1] >> shift >= rows):
+            bad = ids[(ids < 0) | (ids >= rows)][0]
+            raise IndexError(
+                f"{self.label}: index {bad} is out of range; the table has {rows:,} rows (0 to "
+                f"{rows - 1:,})"
+            )
+        unique = np.empty(count, np.int64)
+        unique = unique[: cpu.unique_rows(keys, shift, unique)]
+        return Touched(keys, shift, grads, unique)
+
+    # -- updating ----------------------------------------------------------------------
+
+    def update(self, touched: Touched, scalars: AdamScalars) -> None:
+        """Adam on the touched rows: moments in the store, weights where they are."""
+        if touched.rows.size == 0:
+            return
+        self.residency.before_step(touched.rows)
+        weight = self.param.detach()
+        in_place = (
+            weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
+        )
+        if in_place:
+            self._run_kernel(touched, scalars, weight.view(table_shape(weight)).numpy(), emit=False)
+        else:
+            self._update_elsewhere(touched, scalars, weight)
+        torch.autograd.graph.increment_version(self.param)
+        self.residency.after_step(touched.rows.size)
+
+    def _run_kernel(
+        self, touched: Touched, scalars: AdamScalars, target: np.ndarray, emit: bool
+    ) -> None:
+        from lowmem.kernels import cpu
+
+        keys, shift = touched.keys, touched.shift
+        dim = touched.grads.shape[1]
+        parts = min(thread_count(), max(1, touched.rows.size // _ROWS_PER_THREAD))
+        bounds = cpu.split_points(keys, shift, parts)
+        state = self.store.raw.view(np.float32)
+        numbers = (
+            np.float32(scalars.sign),
+            np.float32(1 - scalars.beta1),
+            np.float32(1 - scalars.beta2),
+            np.float32(scalars.step_size),
+            np.float32(scalars.eps),
+        )
+        calls = []
+        first = 0
+        for part in range(parts):
+            lo, hi = bounds[part], bounds[part + 1]
+            calls.append((keys, lo, hi, shift, touched.grads, state, target, first, emit, *numbers))
+            if emit and part + 1 < parts:
+                first += cpu.count_unique(keys[lo:hi], shift)
+        assert state.shape[1] == 2 * dim
+        run_parallel(cpu.adam_rows, calls)
+
+    def _update_elsewhere(self, touched: Touched, scalars: AdamScalars, weight: Tensor) -> None:
+        """For weights on another device, of another dtype or not contiguous.
+
+        The kernel leaves the negative update of each different row in one buffer, and only
+        that buffer crosses to the device: no optimizer state is ever there.
+        """
+        count, dim = touched.rows.size, touched.grads.shape[1]
+        cuda = weight.device.type == "cuda"
+        change = torch.empty((count, dim), dtype=torch.float32, pin_memory=cuda)
+        rows = torch.empty(count, dtype=torch.int64, pin_memory=cuda)
+        rows.numpy()[:] = touched.rows
+        self._run_kernel(touched, scalars, change.numpy(), emit=True)
+        # Pinned buffers go back to torch's caching allocator, which waits for the copy's
+        # stream before it gives them out again.
+        rows = rows.to(weight.device, non_blocking=True)
+        change = change.to(weight.device, non_blocking=True).view(count, *weight.shape[1:])
+        if weight.dtype == torch.float32:
+            weight.index_add_(0, rows, change)
+        else:
+            # Added in float32 and rounded once, as a kernel on the device would do it.
+            weight[rows] = (weight[rows].float() + change).to(weight.dtype)
+
+    # -- moments as tensors ------------------------------------------------------------
+
+    def read(self, indices: Tensor) -> dict[str, Tensor]:
+        """The moments of the rows ``indices``, as CPU tensors of shape ``(n, *row shape)``."""
+        ids = to_host(indices)
+        rows = self.store.rows
+        if ids.size and (ids.min() < 0 or ids.max() >= rows):
+            bad = ids[(ids < 0) | (ids >= rows)][0]
+            raise IndexError(f"{self.label}: index {bad} is out of range for {rows:,} rows")
+        shape = (len(ids), *self.param.shape[1:])
+        return {
+            name: torch.from_numpy(array).reshape(shape)
+            for name, array in self.store.read(ids).items()
+        }
+
+
+def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
+    """A contiguous numpy array of the tensor's values, without a copy where none is needed."""
+    tensor = tensor.detach()
+    if tensor.device.type == "cuda":
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        pinned.copy_(tensor, non_blocking=True)
+        torch.cuda.current_stream(tensor.device).synchronize()
+        tensor = pinned
+    return tensor.to("cpu", dtype or tensor.dtype).contiguous().numpy()

@@ -1,0 +1,68 @@
+"""Page advice from native code: which rows' pages are missing, and asking for them.
+
+One system call a run of pages, issued in the order in which the kernel will touch them
+and without the GIL, so that the disk sees a deep queue while Python does nothing.
+Linux only: elsewhere ``AVAILABLE`` is false and the callers do without.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+
+import numpy as np
+from numba import njit, types
+
+AVAILABLE = sys.platform == "linux"
+PAGE = mmap.PAGESIZE
+
+MADV_WILLNEED = 3
+MADV_POPULATE_WRITE = 23
+
+_madvise = types.ExternalFunction("madvise", types.int32(types.uintp, types.uintp, types.int32))
+_mincore = types.ExternalFunction("mincore", types.int32(types.uintp, types.uintp, types.uintp))
+
+
+@njit(nogil=True, cache=True)
+def advise_rows(rows, lo, hi, base, row_bytes, page, advice):
+    """``madvise(advice)`` for the pages of the sorted ``rows[lo:hi]``, one call a run of pages.
+
+    ``base`` is the address of row 0, ``row_bytes`` the size of a row. Returns the number of
+    calls.
+    """
+    calls = 0
+    run_start = np.int64(-1)
+    run_end = np.int64(-1)
+    for i in range(lo, hi):
+        first = (base + rows[i] * row_bytes) // page
+        last = (base + (rows[i] + 1) * row_bytes - 1) // page + 1
+        if first <= run_end:
+            run_end = max(run_end, last)
+            continue
+        if run_start >= 0:
+            _madvise(
+                np.uintp(run_start * page), np.uintp((run_end - run_start) * page), np.int32(advice)
+            )
+            calls += 1
+        run_start = first
+        run_end = last
+    if run_start >= 0:
+        _madvise(
+            np.uintp(run_start * page), np.uintp((run_end - run_start) * page), np.int32(advice)
+        )
+        calls += 1
+    return calls
+
+
+@njit(nogil=True, cache=True)
+def count_missing(rows, samples, base, row_bytes, page):
+    """Of ``samples`` rows taken evenly from ``rows``, how many start in a page not in memory."""
+    resident = np.zeros(1, np.uint8)
+    address = np.uintp(resident.ctypes.data)
+    missing = 0
+    for n in range(samples):
+        row = rows[n * rows.size // samples]
+        start = (base + row * row_bytes) // page * page
+        if _mincore(np.uintp(start), np.uintp(page), address) == 0 and resident[0] & 1 == 0:
+            missing += 1
+    return missing
