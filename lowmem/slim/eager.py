@@ -11,7 +11,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,14 +57,14 @@ def slim_adamw_(
             denominator = (v.sqrt() / math.sqrt(correction2)).add_(eps)
         work = torch.promote_types(p.dtype, torch.float32)
         for index in blocks:
-            pb, gb, mb = p[index], g[index].to(work), m[index]
+            pb, gb, mb = _at(p, index), _at(g, index).to(work), _at(m, index)
             mean = mb if mb.dtype == work else mb.to(work)
             mean.lerp_(-gb if maximize else gb, 1 - beta1)
             if over:
-                denom = denominator[_kept(index, over)]
+                denom = _at(denominator, _kept(index, over))
             else:
-                vb = v[index]
-                vb.mul_(beta2).addcmul_(gb, gb, value=1 - beta2)
+                vb, gv = _at(v, index), gb.to(v.dtype)
+                vb.mul_(beta2).addcmul_(gv, gv, value=1 - beta2)
                 denom = (vb.sqrt() / math.sqrt(correction2)).add_(eps)
             value = pb if pb.dtype == work else pb.to(work)
             value.mul_(1 - lr * weight_decay)
@@ -80,18 +80,20 @@ def _average(v: Tensor, g: Tensor, axes: Axes, blocks: list[Any], beta2: float) 
     count = math.prod(g.shape[axis] for axis in axes)
     work = torch.promote_types(g.dtype, torch.float32)
     if len(blocks) == 1:
-        square = _sum_of_squares(g, axes, work)
-        if is_dtensor(v):
-            square = square.redistribute(v.device_mesh, v.placements)  # type: ignore[operator]
+        norm: Any = torch.linalg.vector_norm(g.to(work), dim=axes, keepdim=True)
+        if is_dtensor(v):  # a shard knows its own share only
+            norm = norm.redistribute(placements=cast(Any, v).placements)
+        square = norm.square()
     else:
         square = torch.zeros_like(v, dtype=work)
         for index in blocks:
-            square[_kept(index, axes)] += _sum_of_squares(g[index], axes, work)
+            norm = torch.linalg.vector_norm(g[index].to(work), dim=axes, keepdim=True)
+            square[_kept(index, axes)] += norm.square_()
     v.lerp_((square / count).to(v.dtype), 1 - beta2)
 
 
-def _sum_of_squares(g: Tensor, axes: Axes, work: torch.dtype) -> Tensor:
-    return torch.linalg.vector_norm(g.to(work), dim=axes, keepdim=True).square_()
+def _at(tensor: Tensor, index: Any) -> Tensor:
+    return tensor if index is Ellipsis else tensor[index]
 
 
 def _kept(index: Any, axes: Axes) -> Any:

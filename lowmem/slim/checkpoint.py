@@ -1,0 +1,262 @@
+"""Checkpoints: their rules, what may be loaded into what, and AdamW's state turned into ours.
+
+In ``state_dict()`` each parameter group carries ``"rules"``: a dict of parameter name (or
+place, where there are no names) to rule in its JSON form, in the order of ``"params"``.
+Everything in it is a tensor, number, string, list or dict, so ``torch.load`` reads it with
+``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowmem.slim.axes import table1_rules
+from lowmem.slim.entries import Entry
+from lowmem.slim.matching import RuleBook, plain_name
+from lowmem.slim.rulesfile import fit_rule, parse_rule, parse_rules, read_rules, rule_to_json
+from lowmem.slim.state import averaged, moment_shape
+from lowmem.slim.uses import model_names
+
+_TORCH_ONLY = (
+    "amsgrad",
+    "foreach",
+    "capturable",
+    "differentiable",
+    "fused",
+    "decoupled_weight_decay",
+)
+
+
+class Kept:
+    """A tensor that ``Optimizer.load_state_dict`` is to leave as it is.
+
+    It casts floating-point state to the parameter's dtype, which would round a float32
+    ``exp_avg_sq``; what is neither tensor nor container it passes on untouched.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def rules_entry(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The ``"rules"`` of one group."""
+    rules: dict[str, Any] = {}
+    for place, entry in enumerate(entries):
+        name = entry.name if entry.name and entry.name not in rules else str(place)
+        rules[name] = rule_to_json(entry.rule)
+    return rules
+
+
+def checked_for_loading(
+    state_dict: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    entries: Mapping[Tensor, Entry],
+) -> dict[str, Any]:
+    """A copy of ``state_dict`` that torch may load, once everything in it fits.
+
+    Raises:
+        ValueError: other rules, names or shapes than this optimizer's; the first
+            differences are in the message, and nothing has changed.
+    """
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        raise ValueError("this is no optimizer state_dict: it lacks 'state' or 'param_groups'")
+    saved_groups = [dict(group) for group in state_dict["param_groups"]]
+    loaded = {**state_dict, "param_groups": saved_groups}
+    sizes = [len(group["params"]) for group in saved_groups]
+    if sizes != [len(group["params"]) for group in groups]:
+        return loaded  # torch refuses this with words of its own
+
+    state = dict(state_dict["state"])
+    names: list[str] = []
+    rules: list[str] = []
+    shapes: list[str] = []
+    for group, saved in zip(groups, saved_groups, strict=True):
+        written = saved.pop("rules", None)
+        saved_rules = list(written.values()) if isinstance(written, Mapping) else []
+        if written is not None and len(saved_rules) != len(group["params"]):
+            raise ValueError(
+                f"the checkpoint is damaged: {len(saved_rules)} rules for "
+                f"{len(group['params'])} parameters"
+            )
+        known = saved.pop("param_names", None) or (list(written) if written else None)
+        for place, (param, key) in enumerate(zip(group["params"], saved["params"], strict=True)):
+            entry = entries[param]
+            shown = entry.name or f"parameter {place}"
+            if known and entry.names and not known[place].isdigit():
+                mine = {plain_name(name) for name in entry.names}
+                if plain_name(known[place]) not in mine:
+                    names.append(f"{known[place]} in the checkpoint, {shown} here")
+            if written is not None:
+                theirs, ours = list(written.values())[place], rule_to_json(entry.rule)
+                if _plain(theirs, param) != _plain(ours, param):
+                    rules.append(
+                        f"{shown}: {_short(theirs)} in the checkpoint, {_short(ours)} here"
+                    )
+            if key in state:
+                state[key], wrong = _checked_state(state[key], param, entry, shown)
+                shapes += wrong
+    _refuse("of another model", "names", names)
+    _refuse("made with other rules", "rules", rules)
+    hint = ""
+    if all("rules" not in group for group in state_dict["param_groups"]):
+        hint = ". An AdamW checkpoint becomes one of SlimAdamW by compress_state_dict(state, rules)"
+    _refuse("of another model or other rules", "shapes", shapes, hint)
+    loaded["state"] = state
+    return loaded
+
+
+def unwrapped(state: Mapping[Any, Any]) -> None:
+    """Put float32 second moments and CPU step counts in the place of their ``Kept``."""
+    for param, values in state.items():
+        if not isinstance(values, dict):
+            continue
+        for key, value in values.items():
+            if isinstance(value, Kept):
+                device = "cpu" if key == "step" else param.device
+                values[key] = value.tensor.to(device=device, dtype=torch.float32)
+
+
+def compress_state_dict(
+    adamw_state: Mapping[str, Any],
+    rules: Mapping[str, Any] | str | os.PathLike[str],
+    *,
+    model: nn.Module | None = None,
+    names: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Turn the ``state_dict`` of a running ``torch.optim.AdamW`` into one of ``SlimAdamW``.
+
+    Args:
+        adamw_state: ``AdamW(...).state_dict()``; it is left as it is.
+        rules: Rules by name, a rules file, or ``"table1"`` (needs ``model``).
+        model: Tells the parameters' names where the checkpoint does not carry them, for an
+            AdamW made from ``model.parameters()``.
+        names: Or the names themselves, in the order of the checkpoint's parameters.
+
+    Returns:
+        A state_dict for a ``SlimAdamW`` with the same groups and rules. First moments and
+        steps are the checkpoint's own tensors, second moments are averaged, in float32.
+
+    Raises:
+        ValueError: no names, names or shapes that do not fit, amsgrad, Adam with L2 decay.
+    """
+    groups = [dict(group) for group in adamw_state["param_groups"]]
+    for group in groups:
+        if group.get("amsgrad"):
+            raise ValueError("the checkpoint uses amsgrad, which SlimAdamW has not")
+        if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
+            raise ValueError(
+                f"the checkpoint is of Adam with an L2 weight_decay of {group['weight_decay']}; "
+                "SlimAdamW's decay is AdamW's"
+            )
+    keys = list(chain.from_iterable(group["params"] for group in groups))
+    known = _names_of(groups, keys, model, names)
+    if isinstance(rules, str) and rules == "table1":
+        if model is None:
+            raise ValueError('rules="table1" needs model=, so that module types decide')
+        parsed = table1_rules(model)
+    elif isinstance(rules, (str, os.PathLike)):
+        parsed = read_rules(rules)
+    else:
+        parsed = parse_rules(rules)
+    book = RuleBook(parsed)
+    aliases = {several[0]: several for several in model_names(model).values()} if model else {}
+    book.check_names([*known.values(), *chain.from_iterable(aliases.values())])
+
+    state: dict[Any, Any] = {}
+    fitted: dict[Any, Any] = {}
+    for key in keys:
+        _, rule = book.find([known[key], *aliases.get(plain_name(known[key]), [])])
+        values = adamw_state["state"].get(key)
+        if not values:
+            fitted[key] = rule
+            continue
+        v = values["exp_avg_sq"]
+        fitted[key] = fit_rule(rule, tuple(v.shape), known[key])
+        state[key] = {
+            "step": values["step"],
+            "exp_avg": values["exp_avg"],
+            "exp_avg_sq": averaged(v, fitted[key]),
+        }
+    for group in groups:
+        for name in _TORCH_ONLY:
+            group.pop(name, None)
+        group["rules"] = {known[key]: rule_to_json(fitted[key]) for key in group["params"]}
+    return {"state": state, "param_groups": groups}
+
+
+def _names_of(
+    groups: Sequence[Mapping[str, Any]],
+    keys: Sequence[Any],
+    model: nn.Module | None,
+    names: Sequence[str] | None,
+) -> dict[Any, str]:
+    if names is None and all("param_names" in group for group in groups):
+        names = list(chain.from_iterable(group["param_names"] for group in groups))
+    elif names is None and model is not None and len(groups) == 1:
+        names = [name for name, _ in model.named_parameters()]
+    if names is None:
+        raise ValueError(
+            "the checkpoint has no parameter names, and rules go by names: pass model= (an AdamW "
+            "made from model.parameters()) or names= (one a parameter, in the checkpoint's order)"
+        )
+    if len(names) != len(keys):
+        raise ValueError(f"{len(names)} names for {len(keys)} parameters in the checkpoint")
+    return dict(zip(keys, names, strict=True))
+
+
+def _checked_state(
+    values: Mapping[str, Any], param: Tensor, entry: Entry, shown: str
+) -> tuple[dict[str, Any], list[str]]:
+    kept, wrong = dict(values), []
+    if "max_exp_avg_sq" in kept:
+        raise ValueError(f"{shown}: the checkpoint uses amsgrad, which SlimAdamW has not")
+    if not kept:
+        return kept, []
+    shapes = {
+        "exp_avg": tuple(param.shape),
+        "exp_avg_sq": moment_shape(entry.rule, tuple(param.shape)),
+    }
+    for name, shape in shapes.items():
+        value = kept.get(name)
+        found = tuple(value.shape) if isinstance(value, Tensor) else None
+        if found != shape:
+            wrong.append(f"{shown}: {name} is {found} in the checkpoint, {shape} here")
+    step = kept.get("step")
+    if not isinstance(step, (Tensor, int, float)):
+        wrong.append(f"{shown}: step is {step!r} in the checkpoint")
+    if not wrong:
+        kept["exp_avg_sq"] = Kept(kept["exp_avg_sq"])
+        step = step if isinstance(step, Tensor) else torch.tensor(float(step or 0))
+        kept["step"] = Kept(step)
+    return kept, wrong
+
+
+def _plain(rule: Any, param: Tensor) -> Any:
+    """A rule for comparing: parts without their names, axes in order."""
+    fitted = rule_to_json(
+        fit_rule(parse_rule(rule, "checkpoint"), tuple(param.shape), "checkpoint")
+    )
+    if isinstance(fitted, dict):
+        for part in fitted["parts"]:
+            part.pop("name", None)
+    return fitted
+
+
+def _short(rule: Any) -> str:
+    text = "whole" if rule is None else str(rule)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _refuse(what: str, of: str, differences: Sequence[str], hint: str = "") -> None:
+    if differences:
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        raise ValueError(
+            f"the checkpoint is {what}: {len(differences)} {of} differ: "
+            f"{'; '.join(differences[:5])}{more}{hint}"
+        )

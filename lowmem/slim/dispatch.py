@@ -1,0 +1,166 @@
+"""Which backend steps which parameter, and the views that it steps on.
+
+A backend is a module with ``slim_adamw_`` and ``supports``: the numba kernels for the CPU,
+the triton kernels for CUDA, and ``eager`` for everything else. The views of a parameter
+are made once and kept for as long as its storage stays where it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowmem.slim import eager
+from lowmem.slim.eager import is_dtensor
+from lowmem.slim.rulesfile import Axes, Split
+from lowmem.slim.state import moment_shape, moment_views, param_views, part_axes
+
+logger = logging.getLogger(__name__)
+
+_KERNELS = {"cpu": "lowmem.kernels.cpu_slim", "cuda": "lowmem.kernels.cuda"}
+
+
+@functools.cache
+def kernels(device: str) -> Any:
+    """The kernels for a type of device, loaded on first use; ``None`` where there are none."""
+    if device not in _KERNELS:
+        return None
+    try:
+        return importlib.import_module(_KERNELS[device])
+    except ImportError as error:  # no triton, no numba
+        logger.info("no fused kernels on %s, steps are eager: %s", device, error)
+        return None
+
+
+def backend_for(
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, axes: Axes
+) -> Any:
+    """The fastest backend that takes this part."""
+    found = kernels(param.device.type)
+    plain = type(param) in (Tensor, nn.Parameter) and type(grad) is Tensor
+    if found is None or not plain or not _aligned(param, exp_avg, exp_avg_sq, axes):
+        return eager
+    return found if found.supports(param, grad, axes) else eager
+
+
+class Batch:
+    """Parts that one call of one backend steps; ``places`` tell which step count is whose."""
+
+    def __init__(self) -> None:
+        self.params: list[Tensor] = []
+        self.grads: list[Tensor] = []
+        self.exp_avgs: list[Tensor] = []
+        self.exp_avg_sqs: list[Tensor] = []
+        self.axes: list[Axes] = []
+        self.places: list[int] = []
+
+
+class Slot:
+    """A parameter's parts: views of the parameter and of its moments, and their backends."""
+
+    __slots__ = ("_backends", "_grad_key", "_key", "axes", "exp_avg", "exp_avg_sq", "parts", "rule")
+
+    def __init__(self, param: Tensor, state: dict[str, Any], rule: Axes | Split | None) -> None:
+        self.exp_avg, self.exp_avg_sq = _restrided(param, state, rule)
+        self.rule = rule
+        self.axes = part_axes(rule)
+        self._key = _storage_key(param)
+        self._grad_key: Any = None
+        self._backends: list[Any] = []
+        self.parts = list(
+            zip(
+                param_views(param, rule),
+                param_views(self.exp_avg, rule),
+                moment_views(self.exp_avg_sq, rule, tuple(param.shape)),
+                strict=True,
+            )
+        )
+
+    def serves(self, param: Tensor, state: dict[str, Any]) -> bool:
+        """Whether the views are still of this parameter's storage and state."""
+        return (
+            self.exp_avg is state["exp_avg"]
+            and self.exp_avg_sq is state["exp_avg_sq"]
+            and self._key is not None
+            and self._key == _storage_key(param)
+        )
+
+    def add_to(self, batches: dict[Any, Batch], grad: Tensor, place: int) -> None:
+        """Put each part with its gradient into the batch of its backend."""
+        # Views of the gradient are made anew: kept ones would keep a freed gradient alive.
+        grads = param_views(grad, self.rule)
+        key = (grad.stride(), grad.dtype, type(grad))
+        if key != self._grad_key:
+            self._backends = [
+                backend_for(p, g, m, v, axes)
+                for (p, m, v), g, axes in zip(self.parts, grads, self.axes, strict=True)
+            ]
+            self._grad_key = key
+        for backend, (p, m, v), g, axes in zip(
+            self._backends, self.parts, grads, self.axes, strict=True
+        ):
+            batch = batches.get(backend)
+            if batch is None:
+                batch = batches[backend] = Batch()
+            batch.params.append(p)
+            batch.grads.append(g)
+            batch.exp_avgs.append(m)
+            batch.exp_avg_sqs.append(v)
+            batch.axes.append(axes)
+            batch.places.append(place)
+
+
+def zero_moment(param: Tensor, rule: Axes | Split | None) -> Tensor:
+    """A second moment of zeros: float32, on the parameter's device, sharded as it is."""
+    if rule is None:
+        return torch.zeros_like(param, dtype=torch.float32, memory_format=torch.preserve_format)
+    shape = moment_shape(rule, tuple(param.shape))
+    if is_dtensor(param):
+        return _zero_dtensor(param, shape)
+    return torch.zeros(shape, dtype=torch.float32, device=param.device)
+
+
+def _zero_dtensor(param: Any, shape: tuple[int, ...]) -> Tensor:
+    from torch.distributed.tensor import Replicate, Shard, zeros
+
+    # A mean over a sharded axis is the same on every rank.
+    placements = [
+        Replicate() if isinstance(place, Shard) and shape[place.dim] == 1 else place
+        for place in param.placements
+    ]
+    return zeros(*shape, dtype=torch.float32, device_mesh=param.device_mesh, placements=placements)
+
+
+def _storage_key(param: Tensor) -> tuple[Any, ...] | None:
+    if is_dtensor(param):
+        return None
+    return (param.data_ptr(), param.stride(), param.shape, param.dtype, param.device)
+
+
+def _restrided(
+    param: Tensor, state: dict[str, Any], rule: Axes | Split | None
+) -> tuple[Tensor, Tensor]:
+    """Both moments; full-size ones laid out like the parameter, which kernels rely on.
+
+    They are not where the memory format has changed since they were made.
+    """
+    if not is_dtensor(param):
+        names = ("exp_avg",) if rule is not None else ("exp_avg", "exp_avg_sq")
+        for name in names:
+            if state[name].stride() != param.stride():
+                state[name] = torch.empty_like(param, dtype=state[name].dtype).copy_(state[name])
+        if rule is not None:
+            state["exp_avg_sq"] = state["exp_avg_sq"].contiguous()
+    return state["exp_avg"], state["exp_avg_sq"]
+
+
+def _aligned(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, axes: Axes) -> bool:
+    same = exp_avg.stride() == param.stride() and exp_avg.device == param.device
+    return same and (
+        exp_avg_sq.is_contiguous() or (not axes and exp_avg_sq.stride() == param.stride())
+    )
