@@ -40,7 +40,7 @@ def clip_grad_norm_(
     if not grads:
         return torch.tensor(0.0)
     device = grads[0].device
-    norms = [torch.linalg.vector_norm(_values(grad), norm_type).to(device) for grad in grads]
+    norms = [_norm(grad, norm_type).to(device) for grad in grads]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(
@@ -54,5 +54,8 @@ def clip_grad_norm_(
     return total
 
 
-def _values(grad: Tensor) -> Tensor:
-    return grad.coalesce()._values() if grad.is_sparse else grad
+def _norm(grad: Tensor, norm_type: float) -> Tensor:
+    values = grad.coalesce()._values() if grad.is_sparse else grad
+    if values.numel() == 0:  # torch has no largest element of nothing
+        return torch.zeros((), dtype=values.dtype, device=values.device)
+    return torch.linalg.vector_norm(values, norm_type)

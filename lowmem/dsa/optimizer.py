@@ -365,6 +365,9 @@ def _check_hyperparameters(lr: Any, betas: Iterable[float], eps: float) -> None:
         raise ValueError(f"Invalid learning rate: {lr}")
     if not float(eps) >= 0.0:
         raise ValueError(f"Invalid epsilon value: {eps}")
+    betas = tuple(betas)
+    if len(betas) != 2:
+        raise ValueError(f"betas={betas} must be two numbers")
     for index, beta in enumerate(betas):
         if not 0.0 <= float(beta) < 1.0:
             raise ValueError(f"Invalid beta parameter at index {index}: {beta}")

@@ -22,11 +22,11 @@ _AHEAD = 6  # rows between asking the processor for a line and using it
 
 
 @intrinsic
-def _prefetch_line(typingctx, address):  # type: ignore[no-untyped-def]
+def _prefetch_line(typingctx, address):
     """Ask the processor for one cache line; no effect but time."""
     signature = types.void(types.uintp)
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
         function = cgutils.get_or_insert_function(
             builder.module,
