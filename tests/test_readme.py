@@ -110,7 +110,8 @@ def messages_in_the_package() -> list[str]:
 def test_troubleshooting_quotes_messages_that_exist() -> None:
     """A quoted message is a piece of one in the code, with ``…`` wherever a value stands."""
     section = README.split("<!-- troubleshooting -->")[1].split("<!-- /troubleshooting -->")[0]
-    quoted = re.findall(r"(?m)^\*\*`(.+?)`\*\*", section)
+    quoted = re.findall(r"\*\*`(.+?)`\*\*", section)
     known = messages_in_the_package()
+    assert quoted
     for quote in quoted:
         assert any(quote in message for message in known), quote
