@@ -23,9 +23,11 @@ def table1_rules(model: nn.Module) -> dict[str, Axes | Split | None]:
 
     Tied weights stand under their first name.
     """
-    uses = {use.key: use.name for use in reversed(uses_of_model(model))}
     decisions = decide_model(model)
-    return {name: decisions[key].rule for key, name in reversed(uses.items())}
+    first: dict[int, str] = {}
+    for use in uses_of_model(model):
+        first.setdefault(use.key, use.name)
+    return {name: decisions[key].rule for key, name in first.items()}
 
 
 def decide_model(model: nn.Module, layer_map: LayerMap | None = None) -> dict[int, Decision]:

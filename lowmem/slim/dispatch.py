@@ -94,7 +94,7 @@ class Slot:
         """Put each part with its gradient into the batch of its backend."""
         # Views of the gradient are made anew: kept ones would keep a freed gradient alive.
         grads = param_views(grad, self.rule)
-        key = (grad.stride(), grad.dtype, type(grad))
+        key = (grad.stride(), grad.dtype, type(grad), grad.is_neg())
         if key != self._grad_key:
             self._backends = [
                 backend_for(p, g, m, v, axes)

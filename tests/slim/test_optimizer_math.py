@@ -1,0 +1,246 @@
+"""The step itself: against torch.optim.AdamW, a float64 loop by hand, and the reference."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slim.slim_models import TinyGPT, TinyResNet, token_batches
+from torch import nn
+
+from lowmem import SlimAdamW
+from lowmem.slim import dispatch, eager, reference
+from lowmem.slim.rulesfile import fit_rule, parse_rule
+from lowmem.slim.state import moment_shape, moment_views, param_views, part_axes
+
+HYPER = {"lr": 0.02, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1}
+
+
+@pytest.fixture(params=["kernels", "eager"])
+def backend(request, monkeypatch):
+    """Once as users have it, once as where there are no kernels."""
+    if request.param == "eager":
+        monkeypatch.setattr(dispatch, "kernels", lambda device: None)
+    return request.param
+
+
+def by_hand(p, m, v, g, axes, step, *, lr, beta1, beta2, eps, weight_decay):
+    """One step in float64 numpy, slice by slice, written from the formulas."""
+    p, m, v = p.copy(), m.copy(), v.copy()
+    kept = [range(1 if axis in axes else size) for axis, size in enumerate(p.shape)]
+    for index in itertools.product(*kept):
+        whole = tuple(slice(None) if axis in axes else i for axis, i in enumerate(index))
+        v[index] = beta2 * v[index] + (1 - beta2) * np.mean(g[whole] ** 2)
+        m[whole] = beta1 * m[whole] + (1 - beta1) * g[whole]
+        update = (m[whole] / (1 - beta1**step)) / (math.sqrt(v[index] / (1 - beta2**step)) + eps)
+        p[whole] = p[whole] * (1 - lr * weight_decay) - lr * update
+    return p, m, v
+
+
+@st.composite
+def ruled_shapes(draw):
+    """A shape and a rule that fits it, splits included."""
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 5, 8, 17]), min_size=1, max_size=4)))
+    axes = st.lists(st.integers(0, len(shape) - 1), unique=True)
+    if draw(st.booleans()):
+        return shape, draw(axes)
+    axis = draw(st.integers(0, len(shape) - 1))
+    repeat = draw(st.sampled_from([n for n in (1, 2, 3) if shape[axis] % n == 0]))
+    left, parts = shape[axis] // repeat, []
+    while left:
+        size = draw(st.integers(1, left))
+        parts.append({"size": size, "axes": draw(axes)})
+        left -= size
+    return shape, {"split": axis, "parts": parts, "repeat": repeat}
+
+
+@pytest.mark.parametrize("path", ["optimizer", "eager", "reference"])
+@settings(max_examples=60, deadline=None)
+@given(case=ruled_shapes(), seed=st.integers(0, 9), maximize=st.booleans(), blocks=st.booleans())
+def test_three_steps_equal_the_formulas(path, case, seed, maximize, blocks):
+    shape, written = case
+    rule = fit_rule(parse_rule(written, "w"), shape, "w")
+    generator = torch.Generator().manual_seed(seed)
+    param = nn.Parameter(torch.randn(shape, generator=generator))
+    grads = [torch.randn(shape, generator=generator) for _ in range(3)]
+    oracle = []
+    for whole in param_views(param.detach(), rule):
+        oracle.append(whole.double().numpy())
+    axes = part_axes(rule)
+    firsts = [np.zeros(part.shape) for part in oracle]
+    views = moment_views(torch.zeros(moment_shape(rule, shape)), rule, shape)
+    seconds = [view.double().numpy() for view in views]
+
+    optimizer = SlimAdamW(
+        [("w", param)],
+        lr=HYPER["lr"],
+        betas=(HYPER["beta1"], HYPER["beta2"]),
+        eps=HYPER["eps"],
+        weight_decay=HYPER["weight_decay"],
+        rules={"w": written},
+        maximize=maximize,
+    )
+    size = eager._CPU_BLOCK
+    module = {"eager": eager, "reference": reference}.get(path)
+    kernels = dispatch.kernels
+    try:
+        if blocks:
+            eager._CPU_BLOCK = 7  # so that small tensors are cut as large ones are
+        if module is not None:
+            dispatch.kernels = lambda device: module
+        for step, grad in enumerate(grads, start=1):
+            param.grad = grad.clone()
+            optimizer.step()
+            for part, g in enumerate(param_views(-grad if maximize else grad, rule)):
+                oracle[part], firsts[part], seconds[part] = by_hand(
+                    oracle[part],
+                    firsts[part],
+                    seconds[part],
+                    g.double().numpy(),
+                    axes[part],
+                    step,
+                    **HYPER,
+                )
+    finally:
+        eager._CPU_BLOCK, dispatch.kernels = size, kernels
+    state = optimizer.state[param]
+    assert state["exp_avg_sq"].shape == moment_shape(rule, shape)
+    for part, v in enumerate(optimizer.second_moment_parts(param)):
+        np.testing.assert_allclose(v.double().numpy(), seconds[part], rtol=2e-6, atol=1e-12)
+    for part, p in enumerate(param_views(param.detach(), rule)):
+        np.testing.assert_allclose(p.double().numpy(), oracle[part], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("make", [TinyGPT, TinyResNet])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_without_rules_it_is_adamw(make, maximize, backend):
+    torch.manual_seed(0)
+    ours = make()
+    theirs = copy.deepcopy(ours)
+    options = {"lr": 3e-3, "betas": (0.85, 0.97), "eps": 1e-7, "weight_decay": 0.2}
+    optimizers = (
+        SlimAdamW(ours.parameters(), **options, maximize=maximize),
+        torch.optim.AdamW(theirs.parameters(), **options, maximize=maximize),
+    )
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(100):
+        grads = [torch.randn(p.shape, generator=generator) for p in ours.parameters()]
+        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
+            for p, g in zip(model.parameters(), grads, strict=True):
+                p.grad = g.clone()
+            optimizer.step()
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=2e-6, msg=lambda text, n=name: n + text)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            torch.testing.assert_close(
+                optimizers[0].state[p][key], optimizers[1].state[q][key], rtol=1e-5, atol=1e-7
+            )
+
+
+CASES = [
+    # shape, rule, dtype, layout
+    *itertools.product(
+        [(24, 40)],
+        [None, [0], [1], [0, 1]],
+        [torch.float32, torch.float64, torch.bfloat16, torch.float16],
+        ["contiguous", "transposed", "strided"],
+    ),
+    *itertools.product(
+        [(6, 4, 3, 3)],
+        [None, [0], [1, 2, 3], [2, 3], [0, 1, 2, 3]],
+        [torch.float32, torch.bfloat16],
+        ["contiguous", "channels_last"],
+    ),
+    ((48, 12), {"split": 0, "parts": [{"size": 16, "axes": a} for a in ([1], None, [0])]},
+     torch.float32, "contiguous"),
+    ((12, 48), {"split": 1, "parts": [{"size": 8, "axes": a} for a in ([0], [1])], "repeat": 3},
+     torch.bfloat16, "contiguous"),
+    ((3, 8, 5), [1], torch.float32, "contiguous"),
+    ((1, 9, 6), [2], torch.float32, "contiguous"),
+    ((), None, torch.float32, "contiguous"),
+    ((7,), [0], torch.float32, "contiguous"),
+]  # fmt: skip
+
+
+def laid_out(values, layout):
+    if layout == "transposed":
+        return values.t().contiguous().t()
+    if layout == "strided":
+        return torch.empty((*values.shape[:-1], 2 * values.shape[-1]), dtype=values.dtype)[
+            ..., ::2
+        ].copy_(values)
+    if layout == "channels_last":
+        return values.contiguous(memory_format=torch.channels_last)
+    return values
+
+
+@pytest.mark.parametrize(("shape", "rule", "dtype", "layout"), CASES)
+def test_a_hundred_steps_equal_the_reference(shape, rule, dtype, layout, backend, monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(shape, generator=generator).to(dtype)
+    params = [nn.Parameter(laid_out(start.clone(), layout)), nn.Parameter(start.clone())]
+    rules = {"w": rule}
+    optimizers = [SlimAdamW([("w", p)], lr=1e-2, rules=rules) for p in params]
+    kernels = dispatch.kernels
+    for _ in range(100):
+        grad = torch.randn(shape, generator=generator).to(dtype)
+        for which, (param, optimizer) in enumerate(zip(params, optimizers, strict=True)):
+            param.grad = laid_out(grad.clone(), layout)
+            monkeypatch.setattr(dispatch, "kernels", kernels if not which else lambda d: reference)
+            optimizer.step()
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-5}.get(dtype, 2e-2)
+    states = [o.state[p] for o, p in zip(optimizers, params, strict=True)]
+    torch.testing.assert_close(params[0], params[1], rtol=tolerance, atol=tolerance)
+    for key in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(states[0][key], states[1][key], rtol=tolerance, atol=tolerance)
+    assert states[0]["exp_avg_sq"].dtype == torch.float32
+    assert states[0]["exp_avg"].dtype == dtype
+
+
+def test_half_precision_gradients_neither_overflow_nor_vanish(backend):
+    for scale in (3e4, 1e-6):
+        param = nn.Parameter(torch.zeros(8, 8, dtype=torch.float16))
+        optimizer = SlimAdamW([("w", param)], lr=1.0, weight_decay=0, eps=0, rules={"w": [1]})
+        param.grad = torch.full_like(param, scale)
+        optimizer.step()
+        torch.testing.assert_close(param, torch.full_like(param, -1.0), rtol=1e-2, atol=0)
+
+
+def test_the_memory_format_may_change_between_steps(backend):
+    torch.manual_seed(0)
+    models = [nn.Conv2d(4, 8, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [
+        SlimAdamW(m.named_parameters(), lr=1e-2, rules={"weight": [1, 2, 3]}) for m in models
+    ]
+    for step in range(6):
+        if step == 3:
+            models[0].to(memory_format=torch.channels_last)
+        x = torch.randn(2, 4, 5, 5)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(models[0].weight, models[1].weight)
+
+
+def test_averaging_trains(backend):
+    torch.manual_seed(0)
+    model = TinyGPT()
+    optimizer = SlimAdamW(model.parameters(), lr=3e-3, model=model, rules="table1")
+    (batch,) = token_batches(1)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model.loss(batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
