@@ -106,7 +106,10 @@ def run(args: argparse.Namespace) -> int:
 
     began = time.monotonic()
     smoke = env.smoke()
-    seconds = args.seconds or (3.0 if smoke else 75.0)
+    # A smoke run counts steps: on a slow machine, too, it must have learned something.
+    seconds = args.seconds or (None if smoke else 75.0)
+    steps = 300 if smoke and seconds is None else None
+    batch = {"groups": 4, "size": 256, "negatives": 64} if smoke else {}
     output: Path = args.directory or _OUTPUT
     store: Path | None = None
     if args.directory is not None:
@@ -135,6 +138,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"This machine gets {table.why}.")
     entities, relations = len(graph.entities), len(graph.relations)
     train_triples, test = split(graph, 50 if smoke else 500)
+    if not len(test):
+        raise ValueError(
+            f"too few triples to hold any out ({len(graph.triples):,}): each entity of a "
+            "held-out triple must stand in another one"
+        )
 
     start = time.monotonic()
     model = KGE(table.rows, relations, table.dim, device=table.device)
@@ -146,6 +154,7 @@ def run(args: argparse.Namespace) -> int:
         "whole table as hashed ids would be;\n"
         "  only they are trained, drawn as negatives, and ranked."
     )
+    libraries = memory_bytes()["mapped"]  # file pages that are not the store's
     optimizer = DSA(model.parameters(), lr=LR, directory=store, mode="create")
     try:
         ranking = {}
@@ -155,14 +164,16 @@ def run(args: argparse.Namespace) -> int:
         history = train(
             model,
             optimizer,
-            batches(train_triples, row_of, relations, device=table.device),
+            batches(train_triples, row_of, relations, device=table.device, **batch),
             entities,
             seconds=seconds,
+            steps=steps,
         )
         used = optimizer.state_bytes()
         now = memory_bytes()
         measured = [step.memory for step in history.steps]
         peak = {key: max([now[key], *(each[key] for each in measured)]) for key in now}
+        peak["mapped"] = max(0, peak["mapped"] - libraries)
         if history.stopped:
             print("Stopped by Ctrl-C: here is what was done until then.")
         _print_training(history, len(train_triples))

@@ -148,8 +148,7 @@ def batches(
         need = count
         while need:
             if at == len(order):
-                random.shuffle(order)
-                at = 0
+                order, at = random.permutation(len(triples)), 0
             parts.append(order[at : at + need])
             at += len(parts[-1])
             need -= len(parts[-1])
@@ -184,16 +183,18 @@ def training(
         model, optimizer: what to train, with what.
         data: see `batches`.
         entities: of the graph, for the loss.
-        seconds, steps: how long; exactly one of them.
+        seconds, steps: how long; with both, whichever ends first.
     """
-    if (seconds is None) == (steps is None):
-        raise ValueError("give either seconds or steps")
+    if seconds is None and steps is None:
+        raise ValueError("give seconds, or steps, or both")
     start = time.perf_counter()
     rates = [group["lr"] for group in optimizer.param_groups]
     memory, measured = memory_bytes(), start
     before, number = start, 0
     while True:
-        done = number / steps if steps is not None else (before - start) / (seconds or 1)
+        done = 0.0 if steps is None else number / steps
+        if seconds is not None:
+            done = max(done, (before - start) / seconds)
         if done >= 1:
             return
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
