@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> int:
             f"DSA, {table.rows:,} x {table.dim}, moments on disk "
             f"({gigabytes(used['disk'])}), {torch.get_num_threads()} CPU threads",
         )
-        facts = {
+        facts: dict[str, Any] = {
             "command": _command(args, smoke),
             "machine": env.report(),
             "graph": {
