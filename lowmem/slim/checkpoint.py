@@ -91,17 +91,16 @@ def checked_for_loading(
             if known and entry.names and not known[place].isdigit():
                 mine = {plain_name(name) for name in entry.names}
                 if plain_name(known[place]) not in mine:
-                    names.append(f"{known[place]} in the checkpoint, {shown} here")
+                    names.append(f"{known[place]} in the file, {shown} here")
             if written is not None:
-                theirs, ours = list(written.values())[place], rule_to_json(entry.rule)
+                theirs, ours = saved_rules[place], rule_to_json(entry.rule)
                 if _plain(theirs, param) != _plain(ours, param):
-                    rules.append(
-                        f"{shown}: {_short(theirs)} in the checkpoint, {_short(ours)} here"
-                    )
+                    rules.append(f"{shown}: {_short(theirs)} in the file, {_short(ours)} here")
             if key in state:
                 state[key], wrong = _checked_state(state[key], param, entry, shown)
                 shapes += wrong
     _refuse("of another model", "names", names)
+    _refuse("of another model", "shapes", [each for each in shapes if ": exp_avg is" in each])
     _refuse("made with other rules", "rules", rules)
     hint = ""
     if all("rules" not in group for group in state_dict["param_groups"]):
@@ -226,10 +225,10 @@ def _checked_state(
         value = kept.get(name)
         found = tuple(value.shape) if isinstance(value, Tensor) else None
         if found != shape:
-            wrong.append(f"{shown}: {name} is {found} in the checkpoint, {shape} here")
+            wrong.append(f"{shown}: {name} is {found} in the file, {shape} here")
     step = kept.get("step")
     if not isinstance(step, (Tensor, int, float)):
-        wrong.append(f"{shown}: step is {step!r} in the checkpoint")
+        wrong.append(f"{shown}: step is {step!r} in the file")
     if not wrong:
         kept["exp_avg_sq"] = Kept(kept["exp_avg_sq"])
         step = step if isinstance(step, Tensor) else torch.tensor(float(step or 0))
@@ -239,9 +238,11 @@ def _checked_state(
 
 def _plain(rule: Any, param: Tensor) -> Any:
     """A rule for comparing: parts without their names, axes in order."""
-    fitted = rule_to_json(
-        fit_rule(parse_rule(rule, "checkpoint"), tuple(param.shape), "checkpoint")
-    )
+    try:
+        parsed = fit_rule(parse_rule(rule, "checkpoint"), tuple(param.shape), "checkpoint")
+    except (TypeError, ValueError):
+        return rule  # of a parameter of another shape
+    fitted = rule_to_json(parsed)
     if isinstance(fitted, dict):
         for part in fitted["parts"]:
             part.pop("name", None)

@@ -82,7 +82,7 @@ def refuse_param(param: Tensor, names: list[str]) -> None:
         )
     if param.layout is not torch.strided and not is_dtensor(param):
         raise ValueError(f"{shown} has layout {param.layout}; SlimAdamW takes dense parameters")
-    if isinstance(param.grad, Tensor) and param.grad.layout is not torch.strided:
+    if param.is_leaf and param.grad is not None and param.grad.layout is not torch.strided:
         raise ValueError(refused_gradient(shown, param.grad))
 
 

@@ -1,0 +1,189 @@
+"""Each a clear error at construction or load, and nothing changed by it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from slim.slim_models import TinyGPT
+from torch import nn
+
+from lowmem import SlimAdamW
+from lowmem.slim.axes import table1_rules
+
+
+def linear():
+    return nn.Linear(4, 3)
+
+
+def split(**changes):
+    rule = {"split": 0, "parts": [{"size": 2, "axes": [1]}, {"size": 1, "axes": [0]}]}
+    return {**rule, **changes}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"lr": -1.0}, ValueError, "lr: -1.0"),
+        ({"lr": float("nan")}, ValueError, "lr"),
+        ({"lr": "fast"}, TypeError, "'fast'"),
+        ({"lr": torch.ones(2)}, ValueError, "one element"),
+        ({"betas": (0.9, 1.0)}, ValueError, "index 1: 1.0"),
+        ({"betas": (-0.1, 0.9)}, ValueError, "index 0"),
+        ({"betas": 0.9}, TypeError, "betas"),
+        ({"betas": (0.9,)}, TypeError, "betas"),
+        ({"eps": -1e-8}, ValueError, "eps"),
+        ({"weight_decay": -0.1}, ValueError, "weight_decay"),
+        ({"weight_decay": None}, TypeError, "weight_decay"),
+        ({"rules": {"wieght": [1]}}, ValueError, "'wieght' .nearest: 'weight'"),
+        ({"rules": {"weight": [2]}}, ValueError, r"axis 2 .*\(3, 4\)"),
+        ({"rules": {"weight": [-3]}}, ValueError, "axis -3"),
+        ({"rules": {"weight": [0, 0]}}, ValueError, "twice"),
+        ({"rules": {"weight": [1, -1]}}, ValueError, "twice"),
+        ({"rules": {"bias": [1]}}, ValueError, "'bias': axis 1"),
+        ({"rules": {"weight": 1}}, TypeError, "list of ints"),
+        ({"rules": {"weight": "01"}}, TypeError, "list of ints"),
+        ({"rules": {"weight": [1.0]}}, TypeError, "1.0"),
+        ({"rules": {"weight": [True]}}, TypeError, "True"),
+        ({"rules": {1: [1]}}, TypeError, "name"),
+        ({"rules": [("weight", [1])]}, TypeError, "dict"),
+        ({"rules": 3}, TypeError, "dict"),
+        ({"rules": {"weight": split(split=2)}}, ValueError, "axis 2"),
+        ({"rules": {"weight": split(split="0")}}, TypeError, "'0'"),
+        ({"rules": {"weight": split(repeat=2)}}, ValueError, "add up to 6, but axis 0 .* has 3"),
+        ({"rules": {"weight": split(repeat=0)}}, ValueError, "repeat"),
+        ({"rules": {"weight": split(parts=[])}}, ValueError, "empty"),
+        ({"rules": {"weight": split(parts=[{"size": 3}])}}, ValueError, "axes"),
+        ({"rules": {"weight": split(parts=[{"size": 0, "axes": None}])}}, ValueError, "at least 1"),
+        ({"rules": {"weight": split(parts=[[3, 1]])}}, TypeError, "size"),
+        ({"rules": {"weight": split(extra=1)}}, ValueError, "extra"),
+        ({"rules": {"weight": [1], "module.weight": [0]}}, ValueError, "differ"),
+        ({"rules": "no/such/file.json"}, OSError, "no/such/file"),
+        ({"rules_json_path": "no/such/file.json"}, OSError, "no/such/file"),
+        ({"rules_json_path": 3}, TypeError, "rules_json_path"),
+        ({"layer_map_path": "no/such/map.json"}, OSError, "no/such/map"),
+        ({"rules_json_path": "a", "layer_map_path": "b"}, ValueError, "one source of rules"),
+        ({"rules": "table1", "layer_map_path": "b"}, ValueError, "one source of rules"),
+        ({"rules": {}, "rules_json_path": "a"}, ValueError, "one source of rules"),
+        ({"model": "gpt"}, TypeError, "nn.Module"),
+    ],
+)
+def test_arguments(options, error, words):
+    with pytest.raises(error, match=words):
+        SlimAdamW(linear().named_parameters(), **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"weight": [1],\n "bias": [}', "line 2"),
+        ("", "line 1"),
+        ("[1, 2]", "holds a list"),
+        ('{"weight": [1], "weight": [0]}', "'weight' stands in it twice"),
+        ('{"weight": [NaN]}', "NaN"),
+        ('{"weight": {"split": 0}}', "parts"),
+        ('{"weight": "__import__(\'os\')"}', "list of ints"),
+        ("[" * 100_000, "rules file"),
+        ("\x00", "line 1"),
+    ],
+)
+@pytest.mark.parametrize("argument", ["rules", "rules_json_path"])
+def test_rules_files(tmp_path, text, words, argument):
+    path = tmp_path / "rules.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words) as caught:
+        SlimAdamW(linear().named_parameters(), **{argument: path})
+    assert "rules.json" in str(caught.value)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "rules.json"
+    path.write_bytes(b"\xff\xfe{")
+    with pytest.raises(ValueError, match="UTF-8"):
+        SlimAdamW(linear().named_parameters(), rules=path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"mlp_dwon": ["fc2"]}', "mlp_dwon.*known are"),
+        ('{"mlp_down": "fc2"}', "list of names"),
+        ('{"mlp_down": [3]}', "list of names"),
+        ('{"mlp_down"\n ["fc2"]}', "line 2"),
+    ],
+)
+def test_layer_maps(tmp_path, text, words):
+    path = tmp_path / "layer_map.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        SlimAdamW(linear().named_parameters(), layer_map_path=path)
+
+
+@pytest.mark.parametrize("rules", [{"weight": [1]}, "table1", {}])
+def test_rules_without_names(rules):
+    with pytest.raises(ValueError, match=r"named_parameters\(\).*model="):
+        SlimAdamW(linear().parameters(), rules=rules)
+
+
+def test_rules_of_another_model():
+    rules = table1_rules(TinyGPT(layers=3))
+    with pytest.raises(ValueError, match=r"12 of 40 rules.*transformer\.h\.2\.ln_1.* and 7 more"):
+        SlimAdamW(TinyGPT().named_parameters(), rules=rules)
+
+
+def test_rules_may_name_what_the_model_has_and_the_optimizer_leaves_out():
+    model = TinyGPT()
+    part = model.transformer["h"][0]
+    optimizer = SlimAdamW(part.parameters(), rules=table1_rules(model), model=model)
+    assert optimizer.rule(part.mlp.c_fc.weight) == (0,)
+
+
+@pytest.mark.parametrize("params", [[], {}, [{"params": []}]])
+def test_nothing_to_optimise(params):
+    if params == [{"params": []}]:  # an empty group is allowed in torch, too
+        assert SlimAdamW(params).param_groups[0]["params"] == []
+        return
+    with pytest.raises(ValueError, match="empty parameter list"):
+        SlimAdamW(params)
+
+
+@pytest.mark.parametrize(
+    "params", [torch.ones(3), ["weight"], [{"lr": 1}], [torch.ones(3, requires_grad=True) * 2]]
+)
+def test_what_is_no_parameter(params):
+    with pytest.raises((TypeError, ValueError)):
+        SlimAdamW(params)
+
+
+def test_some_names_missing():
+    with pytest.raises(ValueError, match="names"):
+        SlimAdamW([("a", nn.Parameter(torch.ones(2))), nn.Parameter(torch.ones(2))])
+
+
+def test_a_parameter_in_two_groups():
+    p = nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        SlimAdamW([{"params": [p]}, {"params": [p]}])
+
+
+def test_complex_parameters():
+    with pytest.raises(ValueError, match=r"'w' is complex.*view_as_real"):
+        SlimAdamW([("w", nn.Parameter(torch.ones(2, dtype=torch.complex64)))])
+
+
+def test_sparse_embeddings_are_refused_at_construction_where_the_model_is_known():
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"'0.weight'.*lowmem\.DSA"):
+        SlimAdamW(model.parameters(), model=model)
+    SlimAdamW(model[1].parameters(), model=model)
+
+
+def test_sparse_gradients_are_refused_before_anything_is_updated():
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 2))
+    optimizer = SlimAdamW(reversed(list(model.named_parameters())))
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.tensor([1, 1])).sum().backward()
+    with pytest.raises(ValueError, match=r"'0.weight'.*sparse.*lowmem\.DSA"):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+    with pytest.raises(ValueError, match="DSA"):  # and where it shows, at construction
+        SlimAdamW(model.named_parameters())
