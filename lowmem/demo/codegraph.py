@@ -103,6 +103,13 @@ def fingerprint(files: Iterable[File]) -> str:
     return digest.hexdigest()
 
 
+def _cpus() -> int:
+    try:
+        return len(os.sched_getaffinity(0))  # those that this process may use
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
 def cache_directory() -> Path:
     """Where this user's caches belong on this system."""
     if os.environ.get("XDG_CACHE_HOME"):
@@ -168,7 +175,7 @@ def code_graph(
     except (ValueError, KeyError, OSError) as error:
         _log.info("reading the code anew: %s", error)
 
-    graph = _read(files, seconds, workers or min(8, os.cpu_count() or 1), progress)
+    graph = _read(files, seconds, workers or min(8, _cpus()), progress)
     for reason, count in skipped.items():
         graph.facts["skipped"][reason] = graph.facts["skipped"].get(reason, 0) + count
     graph.facts |= {"fingerprint": print_of_files, "budget": seconds}

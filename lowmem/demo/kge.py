@@ -100,11 +100,13 @@ class KGE(nn.Module):
         rows = self.entity(torch.cat([head, tail, negative], dim=1))
         heads, tails, others = rows.split([triples, triples, negative.shape[1]], dim=1)
         query = self.query(heads, relation)
-        true = (query * tails).sum(-1, keepdim=True)
+        true = (query * tails).sum(-1)
         false = query @ others.transpose(1, 2)
-        false = false + math.log(max(entities / negative.shape[1], 1.0))
-        false = false.masked_fill(negative[:, None, :] == tail[:, :, None], -math.inf)
-        return (torch.cat([true, false], dim=-1).logsumexp(-1) - true[..., 0]).mean()
+        # The true tail is not its own rival. (Not -inf, whose logsumexp has no gradient.)
+        false = false.masked_fill(negative[:, None, :] == tail[:, :, None], -1e9)
+        raised = math.log(max(entities / negative.shape[1], 1.0))
+        # Cross-entropy of one against the rest: log(e^true + e^rest) - true.
+        return nn.functional.softplus(false.logsumexp(-1) + raised - true).mean()
 
 
 def fill_normal(weight: Tensor, scale: float, seed: int) -> None:

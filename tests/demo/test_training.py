@@ -41,8 +41,21 @@ def parts():
     return graph, test, row_of, data, KGE(ROWS, 2, 32)
 
 
-def test_it_learns_far_beyond_the_untrained_table(parts, tmp_path: Path) -> None:
-    graph, test, row_of, data, model = parts
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+        ),
+    ],
+)
+def test_it_learns_far_beyond_the_untrained_table(tmp_path: Path, device: str) -> None:
+    graph = families()
+    train_triples, test = split(graph, 60)
+    row_of = torch.from_numpy(scatter_ids(ENTITIES, ROWS))
+    model = KGE(ROWS, 2, 32, device=device)
+    data = batches(train_triples, row_of, 2, groups=4, size=64, negatives=32, device=device)
     before = filtered_ranking(model, row_of, test, graph.triples)
     with DSA(model.parameters(), lr=0.05, directory=tmp_path / "store") as optimizer:
         history = train(model, optimizer, data, ENTITIES, steps=200, progress=False)
