@@ -50,7 +50,12 @@ def slice_moments(v: Tensor, sets: Sequence[Axes]) -> Tensor:
             mean, var = _merge(rows[0], rows[1], [axis for axis in group if axis != last])
         elif above in group:
             mean, var = _merge(cols[0], cols[1], [axis for axis in group if axis != above])
-        elif group:  # neither of the two innermost axes: only asked for by hand
+        elif group == tuple(range(len(group))) and group:  # the columns of another matrix
+            size = math.prod(dims[axis] for axis in group)
+            _, outer = _leaf(_viewed(x, [1, size, -1]), True, exact, scale)
+            assert outer is not None
+            mean, var = outer
+        elif group:  # an axis in the middle
             moved = x.movedim(group, tuple(range(-len(group), 0)))
             size = math.prod(dims[axis] for axis in group)
             (mean, var), _ = _leaf(moved.reshape(1, -1, size), False, exact, scale)

@@ -30,7 +30,8 @@ class SecondMoment:
         key: The parameter's name, or a ``PartKey``'s text.
         shape: The shape that records show.
         values: The numbers, a view on the optimizer's state.
-        convolution: Whether the two first axes are channels and the rest a kernel's area.
+        out_axis: The axis of the output channels where this is a convolution; the other of
+            the first two are the input's, the rest a kernel's area.
         averaged: Axes along which the optimizer holds means already.
         repeat_axis: Where ``values`` has one more axis than ``shape``: the repetitions of a
             part, which stand before this axis of ``shape`` and are never averaged over.
@@ -39,7 +40,7 @@ class SecondMoment:
     key: str
     shape: tuple[int, ...]
     values: Tensor
-    convolution: bool = False
+    out_axis: int | None = None
     averaged: Axes = ()
     repeat_axis: int | None = None
 
@@ -48,9 +49,9 @@ class SecondMoment:
         dims = len(self.shape)
         if all_axes or dims <= 2:
             sets = _subsets(range(dims))
-        elif self.convolution:
+        elif self.out_axis is not None:
             area = tuple(range(2, dims))
-            sets = [(1, *area), (0, *area), area, (0, 1, *area)]
+            sets = [(self.out_axis,), area, (1, *area), (0, *area), (0, 1, *area)]
         else:  # a stack of matrices, one an expert, or one for a leading axis of size 1
             sets = _subsets((dims - 2, dims - 1))
         if self.averaged:
@@ -83,6 +84,7 @@ def second_moments(
         ValueError: the optimizer has state, but no second moment in it.
     """
     modules = dict(model.named_modules())
+    rule_of = getattr(optimizer, "rule", None)  # SlimAdamW's: how it has cut a parameter
     found: list[SecondMoment] = []
     others = False
     for full_name, param in model.named_parameters():
@@ -94,7 +96,12 @@ def second_moments(
             others = others or bool(state)
         elif v.numel() > 0 and v.dim() > 0:
             owner = modules.get(full_name.rpartition(".")[0])
-            found += _pieces(plain_name(full_name), param, v, owner, splits.get(id(param)))
+            name = plain_name(full_name)
+            cut = rule_of(param) if callable(rule_of) else None
+            if isinstance(cut, Split):
+                found += _averaged_parts(name, optimizer.second_moment_parts(param), cut)  # type: ignore[attr-defined]
+            else:
+                found += _pieces(name, param, v, owner, splits.get(id(param)))
     if not found and others:
         raise ValueError(
             f"{type(optimizer).__name__} keeps no second moment per parameter "
@@ -119,17 +126,37 @@ def _pieces(
     averaged = tuple(
         axis for axis in range(v.dim()) if v.shape[axis] == 1 and param.shape[axis] != 1
     )
-    convolution = isinstance(owner, nn.modules.conv._ConvNd) and v.dim() > 2
-    return [SecondMoment(name, tuple(v.shape), v, convolution, averaged)]
+    out_axis = None
+    if isinstance(owner, nn.modules.conv._ConvNd) and v.dim() > 2:
+        out_axis = int(owner.transposed)
+    return [SecondMoment(name, tuple(v.shape), v, out_axis, averaged)]
+
+
+def _averaged_parts(name: str, views: Sequence[Tensor], split: Split) -> list[SecondMoment]:
+    """The parts of a split second moment, some of them averaged."""
+    if split.repeat != 1:
+        logger.debug("%s: a second moment kept in repeated parts is not measured", name)
+        return []
+    keys = _part_keys(name, split)
+    return [
+        SecondMoment(str(key), tuple(view.shape), view, averaged=part.axes or ())
+        for key, part, view in zip(keys, split.parts, views, strict=True)
+    ]
+
+
+def _part_keys(name: str, split: Split) -> list[PartKey]:
+    return [
+        PartKey(
+            name, part.name or "part", index, len(split.parts), split.axis, part.size, split.repeat
+        )
+        for index, part in enumerate(split.parts)
+    ]
 
 
 def _parts(name: str, v: Tensor, split: Split) -> list[SecondMoment]:
     pieces, start = [], 0
     period = split.length // split.repeat
-    for index, part in enumerate(split.parts):
-        key = PartKey(
-            name, part.name or "part", index, len(split.parts), split.axis, part.size, split.repeat
-        )
+    for key, part in zip(_part_keys(name, split), split.parts, strict=True):
         shape = list(v.shape)
         shape[split.axis] = part.size * split.repeat
         if split.repeat == 1:

@@ -100,8 +100,9 @@ class SNRTracker:
         late_freq: and at every multiple of this from that step on.
         save_dir: Folder for the records, made if it is not there.
         all_axes: Measure every subset of axes of every tensor. By default tensors of up to
-            two dimensions get every subset, convolutions get fan-in, fan-out, the kernel's
-            area and everything, and other stacks of matrices get the subsets of the last two.
+            two dimensions get every subset; convolutions get fan-in, fan-out (with the
+            kernel's area and without), the area and everything; other stacks of matrices get
+            the subsets of the last two axes.
 
     Example:
         >>> tracker = SNRTracker()
