@@ -1,15 +1,92 @@
-"""(to be written)"""
+"""Measure what a disk can do, and what a DSA step of your table will cost on it.
+
+  lowmem iocheck --directory . --rows 10M --dim 128 --batch 65536
+
+Writes a test file into a folder of its own, removes it again, and takes about --seconds
+in all. Ctrl-C stops it and shows what was measured until then.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
 
-HELP = "(to be written)"
+HELP = "what the disk can do, in rows per second"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    pass
+    parser.add_argument("--directory", default=".", help="where the store would be (default: .)")
+    parser.add_argument("--rows", default="10M", help="rows of the table, like 10M (default: 10M)")
+    parser.add_argument("--dim", type=int, default=128, help="weights a row (default: 128)")
+    parser.add_argument("--batch", default="65536", help="ids of a training step (default: 65536)")
+    parser.add_argument(
+        "--access",
+        choices=("uniform", "zipf"),
+        default="uniform",
+        help="which rows a batch asks for (default: uniform)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="time for everything (default: 10; smoke runs: 3)"
+    )
+    parser.add_argument(
+        "--cache-bytes",
+        help="page cache that the store can have, like 4G (default: this machine's memory)",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the figures in plain units; - is the terminal"
+    )
+    parser.add_argument("--plot", metavar="FILE.png", help="write the picture")
 
 
 def run(args: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from tqdm.auto import tqdm
+
+    from lowmem import env, iocheck
+    from lowmem.plan.counts import parse_count
+
+    seconds = args.seconds if args.seconds is not None else (3.0 if env.smoke() else 10.0)
+    bar = tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {elapsed}", file=sys.stderr)
+
+    def show(fraction: float, message: str) -> None:
+        bar.set_description_str(message)
+        bar.update(max(0, round(100 * fraction) - bar.n))
+
+    before = signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        report = iocheck(
+            args.directory,
+            rows=parse_count(args.rows, "--rows"),
+            dim=args.dim,
+            batch=parse_count(args.batch, "--batch"),
+            seconds=seconds,
+            on_progress=show,
+            access=args.access,
+            cache_bytes=(
+                parse_count(args.cache_bytes, "--cache-bytes") if args.cache_bytes else None
+            ),
+        )
+    finally:
+        bar.close()
+        signal.signal(signal.SIGTERM, before)
+    figures = json.dumps(report.to_json(), indent=2)
+    if args.json == "-":
+        print(figures)
+    else:
+        print(report.text())
+        print("\nTo check these rates with fio:")
+        for command in report.fio_commands():
+            print(f"  {command}")
+    if args.json and args.json != "-":
+        Path(args.json).write_text(figures + "\n")
+    if args.plot:
+        report.figure().savefig(args.plot, dpi=150)
+    return 130 if report.interrupted else 0
+
+
+def _as_interrupt(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a check as Ctrl-C does, so that its files go, too."""
+    raise KeyboardInterrupt

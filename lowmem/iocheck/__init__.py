@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from lowmem.iocheck.check import iocheck
+from lowmem.iocheck.engines import Rate
+from lowmem.iocheck.filesystem import FileSystem, file_system
+from lowmem.iocheck.predict import Prediction, StepCost
+from lowmem.iocheck.report import IOReport
 
-
-def iocheck(*args: Any, **kwargs: Any) -> Any:
-    raise NotImplementedError
+__all__ = [
+    "FileSystem",
+    "IOReport",
+    "Prediction",
+    "Rate",
+    "StepCost",
+    "file_system",
+    "iocheck",
+]

@@ -1,0 +1,54 @@
+"""One sentence of advice from a report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .report import IOReport
+
+
+def advice(report: IOReport) -> str:
+    """What to do, the first reason that applies deciding."""
+    from .report import gigabytes
+
+    system, future = report.file_system, report.prediction
+    if system.kind == "ram":
+        return "This folder is RAM: moments stored here take memory like any others; name a disk."
+    if system.kind in ("network", "cloud-drive"):
+        name = "a network drive" if system.kind == "network" else "a cloud drive folder"
+        return f"This is {name}: do not keep a store here; use a local disk and copy when done."
+    if report.store_bytes > system.free_bytes:
+        return (
+            f"The store will not fit: it needs {gigabytes(report.store_bytes)} and "
+            f"{gigabytes(system.free_bytes)} are free."
+        )
+    if future is None:
+        return "Nothing to advise yet: the check ended before the steps were timed; run it again."
+    speed = f"{future.rows_per_s:,.0f} rows per second ({future.seconds_per_step:.3g} s a step)"
+    ram = report.sparse_adam
+    ratio = future.rows_per_s / ram.rows_per_s if ram else 0.0
+    beside = f", {ratio:.2g} times SparseAdam in RAM" if ram else ""
+    if future.hit_share > 0.995:
+        return (
+            f"Everything fits in the page cache ({gigabytes(future.store_bytes)} of "
+            f"{gigabytes(future.cache_bytes)}), disk speed will not matter: expect {speed}{beside}."
+        )
+    if report.dsa_cold is None:
+        return (
+            f"Only {100 * future.hit_share:.0f} % of the pages will be in memory, and what the "
+            "disk then costs could not be measured here: try another directory."
+        )
+    waiting = 1.0 - future.seconds_per_step_hot / future.seconds_per_step
+    verdict = f"Expect {speed}{beside}, {100 * future.hit_share:.0f} % of the pages from memory"
+    if waiting < 0.5:
+        return f"{verdict}; the disk is fast enough for this."
+    if ratio >= 0.1 or not ram:
+        return (
+            f"{verdict}: most of a step waits for the disk, so it is worth it where "
+            f"SparseAdam's {gigabytes(12 * report.rows * report.dim)} do not fit in memory."
+        )
+    return (
+        f"{verdict}: this disk is slow for random rows; prefer a local SSD, more memory, or a "
+        "smaller table."
+    )

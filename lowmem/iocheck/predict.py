@@ -1,0 +1,141 @@
+"""From what was measured on a small store to a step of the person's own table.
+
+A step costs what it costs when every page is in memory, plus a read for every page that
+is missing. A page that is missing had to make room before, and it was dirty, as every row
+that Adam touches is: so it costs a write, too, which shares the device with the reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .patterns import PAGE, Access, StepPages, TableAccess
+
+# A consumer drive's rated endurance, in bytes that may be written per byte of capacity:
+# 600 TB for a drive of 1 TB is what the usual TLC drives are sold with.
+ENDURANCE_BYTES = 600e12
+ENDURANCE_WORDS = "600 TB written over the life of a 1 TB consumer SSD"
+DAY_S = 86_400.0
+_WRITE_BACK_EVERY_S = 30.0  # Linux: vm.dirty_expire_centisecs
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Measured: steps of ``ids`` ids, the median, and what they touched.
+
+    ``write_back_s`` is how long it took afterwards until the touched pages were on disk.
+    """
+
+    ids: int
+    seconds: float
+    distinct_rows: int
+    pages: int
+    steps: int
+    write_back_s: float = 0.0
+
+    @property
+    def rows_per_s(self) -> float:
+        """Ids handled in a second, duplicates included."""
+        return self.ids / self.seconds
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What to expect of the person's own table, batch and access pattern."""
+
+    seconds_per_step: float
+    seconds_per_step_hot: float
+    seconds_per_step_cold: float
+    rows_per_s: float
+    rows_per_s_hot: float
+    rows_per_s_cold: float
+    hit_share: float
+    missing_pages_per_step: float
+    written_bytes_per_day: float
+    endurance_share_per_day: float
+    cache_bytes: int
+    store_bytes: int
+
+
+def predict(
+    rows: int,
+    row_bytes: int,
+    batch: int,
+    access: Access,
+    cache_bytes: int,
+    hot: StepCost,
+    cold: StepCost | None,
+    hot_for_cold: StepCost | None,
+    write_page_s: float,
+) -> Prediction:
+    """Predict a step.
+
+    Args:
+        rows, row_bytes, batch, access: the person's table.
+        cache_bytes: page cache that the store can have.
+        hot: steps of (nearly) this batch with every page in memory.
+        cold: steps with no page in memory; ``None`` where the cache cannot be dropped.
+        hot_for_cold: the ids of ``cold`` with every page in memory.
+        write_page_s: seconds a page takes to write at the device's random-write rate,
+            for when ``cold`` has none.
+    """
+    pages = TableAccess(rows, row_bytes, access).step(batch, cache_bytes)
+    hot_s = hot.seconds * batch / hot.ids
+    read_page = write_page = 0.0
+    if cold is not None:
+        base = hot_for_cold.seconds if hot_for_cold else hot.seconds * cold.ids / hot.ids
+        read_page = max(0.0, cold.seconds - base) / max(1, cold.pages)
+        write_page = cold.write_back_s / max(1, cold.pages) or write_page_s
+    cold_s = hot_s + pages.touched_pages * read_page
+    step_s = hot_s + pages.missing_pages * (read_page + write_page)
+    written = _written_per_day(rows, row_bytes, batch, access, pages, step_s, write_page)
+    return Prediction(
+        seconds_per_step=step_s,
+        seconds_per_step_hot=hot_s,
+        seconds_per_step_cold=cold_s,
+        rows_per_s=batch / step_s,
+        rows_per_s_hot=batch / hot_s,
+        rows_per_s_cold=batch / cold_s,
+        hit_share=pages.hit_share,
+        missing_pages_per_step=pages.missing_pages,
+        written_bytes_per_day=written,
+        endurance_share_per_day=written / ENDURANCE_BYTES,
+        cache_bytes=cache_bytes,
+        store_bytes=PAGE + rows * row_bytes,
+    )
+
+
+def _written_per_day(
+    rows: int,
+    row_bytes: int,
+    batch: int,
+    access: Access,
+    pages: StepPages,
+    step_s: float,
+    write_page_s: float,
+) -> float:
+    """Bytes that reach the device in a day of nothing but steps.
+
+    Every page that is evicted is written, and every page that stays is written about once
+    in half a minute when it was touched in that time.
+    """
+    steps = DAY_S / step_s
+    evicted = pages.missing_pages * steps
+    table = TableAccess(rows, row_bytes, access)
+    period = write_back_period_s()
+    touched = table.pages * (1.0 - table.untouched_pages(batch * period / step_s))
+    kept = touched * pages.hit_share * DAY_S / period
+    written = evicted + kept
+    if write_page_s > 0:
+        written = min(written, DAY_S / write_page_s)
+    return written * PAGE
+
+
+def write_back_period_s() -> float:
+    """How long this system lets a page be dirty before it writes it."""
+    try:
+        text = Path("/proc/sys/vm/dirty_expire_centisecs").read_text()
+        return max(1.0, int(text) / 100)
+    except (OSError, ValueError):
+        return _WRITE_BACK_EVERY_S

@@ -1,0 +1,244 @@
+"""The DSA-shaped test: real ``DSA`` steps on a small store, hot and cold, and SparseAdam's.
+
+The optimizer that people will use is the one that is timed, so its sorting, its asking
+for pages and its threads are in the figure.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .patterns import PAGE, Access, draw_ids
+from .predict import StepCost
+
+HOT_BYTES = 512 << 20  # large beside any processor cache, small beside most memories
+MAX_IDS = 1 << 17
+_BATCHES = 4
+
+
+class SampleStore:
+    """A DSA optimizer with one table, whose file serves as the disk test's file as well."""
+
+    def __init__(self, folder: Path, rows: int, dim: int) -> None:
+        from lowmem.dsa.optimizer import DSA
+
+        self.rows, self.dim, self.row_bytes = rows, dim, 8 * dim
+        self.usable_rows = rows  # those that hold real data, see limit()
+        self._weights = torch.nn.Parameter(torch.empty(rows, dim).fill_(0.01))
+        self._optimizer = DSA([self._weights], directory=folder)
+        self._optimizer.step_rows(self._weights, torch.tensor([0]), torch.zeros(1, dim))
+        estate = self._optimizer._estate
+        assert estate is not None
+        self._store = estate.tables[self._weights].store
+        self._residency = estate.tables[self._weights].residency
+        self.path = str(self._store.path)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the rows, in whole pages, from byte 4,096 of the file on."""
+        return self.rows * self.row_bytes // PAGE * PAGE
+
+    def limit(self, data_bytes: int) -> None:
+        """Only the first ``data_bytes`` of the rows hold data: touch no others."""
+        self.usable_rows = max(1, min(self.rows, data_bytes // self.row_bytes))
+
+    def step(self, ids: torch.Tensor, grads: torch.Tensor) -> None:
+        self._optimizer.step_rows(self._weights, ids, grads)
+
+    def use_single_pages(self) -> None:
+        """What DSA does by itself for a store that is large beside the memory."""
+        self._store.advise_random()
+
+    def write_back(self) -> None:
+        self._store.flush()
+
+    def evict(self) -> None:
+        self._store.evict()
+
+    def close(self) -> None:
+        self._optimizer.close()
+
+    def _preload(self, rows: int, seconds: float) -> int:
+        """Read the first ``rows`` rows into the page cache; how many that time allowed."""
+        begin, done = time.perf_counter(), 0
+        with open(self.path, "rb", buffering=0) as file:
+            while done < PAGE + rows * self.row_bytes and time.perf_counter() - begin < seconds:
+                done += len(file.read(4 << 20)) or (1 << 62)
+        return max(1, min(rows, (done - PAGE) // self.row_bytes))
+
+    def compile(self) -> None:
+        """Have every kernel compiled (and kept on disk by numba) before anything is timed."""
+        self._residency.asking = True
+        self.step(torch.tensor([0]), torch.zeros(1, self.dim))
+        self._residency.asking = False
+
+    # -- timed steps -------------------------------------------------------------------
+
+    def time_hot(
+        self,
+        table_rows: int,
+        batch: int,
+        access: Access,
+        seconds: float,
+        rng: np.random.Generator,
+        should_stop: Callable[[], bool],
+    ) -> StepCost | None:
+        """Steps of the person's batch on rows that have all been touched before."""
+        window = min(self.usable_rows, table_rows, max(1, HOT_BYTES // self.row_bytes))
+        grads = random_grads(min(batch, MAX_IDS), self.dim)
+        begin = time.perf_counter()
+        window = self._preload(window, seconds / 3)
+        batches, distinct = make_batches(table_rows, window, batch, access, rng)
+        chunk = max(1, min(window, MAX_IDS, len(grads)))
+        for start in range(0, window, chunk):
+            ids = torch.arange(start, min(window, start + chunk))
+            self.step(ids, grads[: len(ids)])
+            if should_stop() or time.perf_counter() - begin > seconds / 2:
+                # Too slow to warm it all: the steps below stay where it is warm.
+                window = start + len(ids)
+                batches, distinct = make_batches(table_rows, window, batch, access, rng)
+                break
+        for ids in batches[:2]:
+            self.step(ids, grads[: len(ids)])
+        left = seconds - (time.perf_counter() - begin)
+        times = time_steps(lambda n: self.step(batches[n % _BATCHES], grads), left, should_stop)
+        if not times:
+            return None
+        count = len(batches[0])
+        pages = count_pages(batches[0], self.row_bytes)
+        return StepCost(count, statistics.median(times), distinct, pages, len(times))
+
+    def time_cold(
+        self,
+        distinct: int,
+        density: float,
+        seconds: float,
+        rng: np.random.Generator,
+        should_stop: Callable[[], bool],
+    ) -> StepCost | None:
+        """Steps on random rows of which no page is in memory, and their write-back.
+
+        ``density`` is the share of its pages that a step touches in the person's own
+        table: the sample's steps are no denser, since neighbours are cheaper.
+        """
+        self.use_single_pages()
+        sample_pages = self.usable_rows * self.row_bytes / PAGE
+        limit = int(max(density, 0.05) * sample_pages / max(1.0, self.row_bytes / PAGE))
+        count = max(1, min(distinct, self.usable_rows, MAX_IDS, max(limit, 64)))
+        grads = random_grads(count, self.dim)
+        times, flushes, pages = [], [], 0
+        begin = time.perf_counter()
+        cycle = 0.0
+        self.evict()
+        # The first step is DSA's chance to notice that pages are missing; it does not count.
+        for number in range(1000):
+            if should_stop() or (number > 1 and time.perf_counter() - begin + cycle > seconds):
+                break
+            ids = torch.from_numpy(rng.choice(self.usable_rows, count, replace=False))
+            start = time.perf_counter()
+            self.step(ids, grads)
+            stepped = time.perf_counter()
+            self.write_back()
+            written = time.perf_counter()
+            self.evict()
+            cycle = time.perf_counter() - start
+            if number:
+                times.append(stepped - start)
+                flushes.append(written - stepped)
+                pages = count_pages(ids, self.row_bytes)
+        if not times:
+            return None
+        return StepCost(
+            count,
+            statistics.median(times),
+            count,
+            pages,
+            len(times),
+            statistics.median(flushes),
+        )
+
+
+def time_sparse_adam(
+    table_rows: int,
+    dim: int,
+    batch: int,
+    access: Access,
+    seconds: float,
+    memory_bytes: int,
+    rng: np.random.Generator,
+    should_stop: Callable[[], bool],
+) -> StepCost | None:
+    """The same steps with ``torch.optim.SparseAdam``, weights and moments in RAM."""
+    window = min(table_rows, max(1, min(HOT_BYTES, memory_bytes) // (12 * dim)))
+    batches, distinct = make_batches(table_rows, window, batch, access, rng)
+    grads = random_grads(len(batches[0]), dim)
+    weights = torch.nn.Parameter(torch.empty(window, dim).fill_(0.01))
+    optimizer = torch.optim.SparseAdam([weights])
+
+    def step(number: int) -> None:
+        # A gradient as autograd leaves it: not coalesced.
+        weights.grad = torch.sparse_coo_tensor(
+            batches[number % _BATCHES][None], grads, weights.shape, check_invariants=False
+        )
+        optimizer.step()
+
+    begin = time.perf_counter()
+    step(0)
+    for name in ("exp_avg", "exp_avg_sq"):
+        optimizer.state[weights][name].fill_(0.01)
+    step(1)
+    times = time_steps(step, seconds - (time.perf_counter() - begin), should_stop)
+    if not times:
+        return None
+    return StepCost(len(batches[0]), statistics.median(times), distinct, 0, len(times))
+
+
+def make_batches(
+    table_rows: int, window: int, batch: int, access: Access, rng: np.random.Generator
+) -> tuple[list[torch.Tensor], int]:
+    """Batches with the person's duplicates, laid on the first ``window`` rows; and how many
+    different rows the first one has."""
+    count = min(batch, MAX_IDS)
+    if access == "zipf":
+        # The frequent ids must be the same rows in every batch, scattered over the window.
+        place = rng.permutation(window)
+        drawn = [place[draw_ids(table_rows, count, access, rng) % window] for _ in range(_BATCHES)]
+    else:
+        drawn = [rng.integers(0, window, count, dtype=np.int64) for _ in range(_BATCHES)]
+    distinct = len(np.unique(drawn[0]))
+    return [torch.from_numpy(np.ascontiguousarray(ids, np.int64)) for ids in drawn], distinct
+
+
+def random_grads(count: int, dim: int) -> torch.Tensor:
+    return torch.rand(count, dim).sub_(0.5)
+
+
+def count_pages(ids: torch.Tensor, row_bytes: int) -> int:
+    """How many pages of a store different rows lie on."""
+    rows: NDArray[np.int64] = np.unique(ids.numpy())
+    first, last = rows * row_bytes // PAGE, (rows * row_bytes + row_bytes - 1) // PAGE
+    # Sorted rows: a page is new unless it is the last page of the row before.
+    shared = int(np.count_nonzero(first[1:] == last[:-1]))
+    return int((last - first + 1).sum()) - shared
+
+
+def time_steps(
+    step: Callable[[int], object], seconds: float, should_stop: Callable[[], bool]
+) -> list[float]:
+    """Seconds of each step, at least three of them unless asked to stop."""
+    times: list[float] = []
+    begin = time.perf_counter()
+    for number in range(100_000):
+        if should_stop() or (number >= 3 and time.perf_counter() - begin > seconds):
+            break
+        start = time.perf_counter()
+        step(number)
+        times.append(time.perf_counter() - start)
+    return times
