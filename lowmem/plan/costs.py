@@ -62,17 +62,24 @@ class Table:
             out[home]["working"] = (
                 int(1.5 * block + 4.4 * unique)
                 + 6 * self.batch * _INDEX_BYTES
-                + _kept(int(1.5 * unique), unique, home)
+                + _kept(2 * unique, unique, home)
             )
             return out
         out["disk"]["moments"] = _HEADER_BYTES + self.rows * self.dim * 2 * _MOMENT_BYTES
         # Looked-up rows; then ids, sorted ids and their order.
         out[home]["working"] = int(1.5 * block) + _kept(2 * block, block, home)
         out["ram"]["working"] += 6 * self.batch * _INDEX_BYTES
+        values = self.batch * self.dim
+        touched = unique // item
+        half = item < _MOMENT_BYTES
+        if half:
+            # The gradient in float32, and the change with the weights it is added to.
+            out["ram"]["working"] += _MOMENT_BYTES * values
+            out[home]["working"] += 16 * touched
         if home == "vram":
             # The gradient comes over, the update goes back, both through pinned memory.
-            out["ram"]["working"] += 2 * self.batch * self.dim * _MOMENT_BYTES
-            out["vram"]["working"] += block
+            out["ram"]["working"] += item * values + _MOMENT_BYTES * touched
+            out["vram"]["working"] += _MOMENT_BYTES * touched
         return out
 
     def at(self, rows: int) -> Table:

@@ -62,9 +62,8 @@ def _panel(ax: Any, plan: Plan, resource: str) -> None:
                 fontweight="bold" if short else "normal", color="#a01020" if short else "#222222",
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
     ax.axvline(limit, color="black", linestyle="--", linewidth=1.6, zorder=5)
-    ax.set_title(
-        f"{RESOURCE_NAMES[resource]}: ┆ {short_bytes(limit)} free", fontsize=10, loc="left"
-    )
+    title = f"{RESOURCE_NAMES[resource]}: {short_bytes(limit)} free"
+    ax.set_title(title, fontsize=10, loc="left")
     ax.set_xlim(0, largest * 1.42)
     ax.xaxis.set_major_formatter(lambda value, _: _tick(value))
     ax.locator_params(axis="x", nbins=4)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 # At most two redraws a second; fewer where drawing would take more than a tenth of the time.
 _INTERVAL_SECONDS = 0.5
-_LARGEST_INTERVAL_SECONDS = 10.0
+_LARGEST_INTERVAL_SECONDS = 4.0
 _DRAWING_SHARE = 0.1
 
 
@@ -90,7 +90,8 @@ class Live:
         """Draw now. ``log`` calls this at most twice a second."""
         start = time.monotonic()
         self._show()
-        took = time.monotonic() - start
+        # The first drawing loads matplotlib and says nothing about the next ones.
+        took = time.monotonic() - start if self.redraws else 0.0
         pause = min(max(_INTERVAL_SECONDS, took / _DRAWING_SHARE), _LARGEST_INTERVAL_SECONDS)
         self._next = start + pause
         self.redraws += 1

@@ -87,7 +87,9 @@ class Lines:
             ax.axhline(self.cutoff, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
             ax.annotate(f"cutoff {self.cutoff:g}", (0.01, self.cutoff), (0, 3),
                         xycoords=("axes fraction", "data"), textcoords="offset points",
-                        fontsize=8, color=INK)  # fmt: skip
+                        fontsize=8, color=INK, zorder=6,
+                        bbox={"facecolor": "white", "alpha": 0.75, "pad": 0.6,
+                              "edgecolor": "none"})  # fmt: skip
         unit = self.unit if self.unit == "bytes" else ""
         ax.yaxis.set_major_formatter(lambda value, _: short_number(value, unit))
         if self.log:
