@@ -117,6 +117,7 @@ def draw(history: History, path: Path, title: str = "") -> None:
     # Not pyplot: it keeps global state that a notebook's other threads can break.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, NullFormatter
 
     seconds = np.array([step.seconds for step in history.steps])
     loss = np.array([step.loss for step in history.steps])
@@ -127,7 +128,7 @@ def draw(history: History, path: Path, title: str = "") -> None:
     window = max(1, min(50, len(loss) // 10))
     if len(loss) >= window > 1:
         upper.plot(
-            seconds[window - 1 :],
+            np.convolve(seconds, np.ones(window) / window, "valid"),
             np.convolve(loss, np.ones(window) / window, "valid"),
             color="tab:blue",
             linewidth=2,
@@ -143,15 +144,20 @@ def draw(history: History, path: Path, title: str = "") -> None:
         total = np.histogram(seconds, edges, weights=rows)[0]
         busy = np.histogram(seconds, edges, weights=spent)[0]
         with np.errstate(divide="ignore", invalid="ignore"):
-            whole = np.where(total > 0, total / np.diff(edges), np.nan) / 1e3
-            alone = np.where(total > 0, total / busy, np.nan) / 1e3
-        lower.stairs(whole, edges, color="tab:blue", linewidth=2, label="whole training step")
-        lower.stairs(
-            alone, edges, color="tab:orange", linewidth=2, linestyle="--", label="opt.step() alone"
-        )
+            whole = np.where(total > 0, total / np.diff(edges), np.nan)
+            alone = np.where(total > 0, total / busy, np.nan)
+        for rate, color, style, label in (
+            (alone, "tab:orange", "--", "opt.step() alone"),
+            (whole, "tab:blue", "-", "whole training step"),
+        ):
+            lower.stairs(
+                rate, edges, baseline=None, color=color, linestyle=style, linewidth=2, label=label
+            )
+        lower.set_yscale("log")
+        lower.yaxis.set_major_formatter(EngFormatter())
+        lower.yaxis.set_minor_formatter(NullFormatter())
         lower.legend(frameon=False)
-    lower.set_ylabel("thousand rows per second")
-    lower.set_ylim(bottom=0)
+    lower.set_ylabel("rows updated per second")
     lower.set_xlabel("seconds of training")
     for axes in (upper, lower):
         axes.grid(alpha=0.3)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lowmem.demo import codegraph
+from lowmem.demo import extract as extractor
 from lowmem.demo.codegraph import code_graph, default_roots, find_files
 from lowmem.demo.extract import extract
 from lowmem.demo.graph import Graph
@@ -118,13 +119,13 @@ def test_a_cache_that_cannot_be_written_is_no_error(tree: Path, tmp_path: Path) 
 
 def test_the_time_budget_ends_the_reading(tree: Path, tmp_path: Path, monkeypatch) -> None:
     slow = tmp_path / "slow.py"
-    source = Path(codegraph.extractor.__file__).read_text()
+    source = Path(extractor.__file__).read_text()
     slow.write_text(
         source.replace(
             "    for line in requests:", "    for line in requests:\n        SLEEP"
         ).replace("SLEEP", "import time; time.sleep(0.4)")
     )
-    monkeypatch.setattr(codegraph.extractor, "__file__", str(slow))
+    monkeypatch.setattr(extractor, "__file__", str(slow))
     cache = tmp_path / "cache"
     graph = read(tree, cache, workers=1, seconds=1.2)
     assert not graph.facts["complete"]
@@ -138,14 +139,14 @@ def test_the_time_budget_ends_the_reading(tree: Path, tmp_path: Path, monkeypatc
 
 def test_a_worker_that_dies_costs_its_files_only(tree: Path, tmp_path: Path, monkeypatch) -> None:
     deadly = tmp_path / "deadly.py"
-    source = Path(codegraph.extractor.__file__).read_text()
+    source = Path(extractor.__file__).read_text()
     deadly.write_text(
         source.replace(
             "    for line in requests:",
             "    import os\n    for line in requests:\n        b'broken' in line and os._exit(3)",
         )
     )
-    monkeypatch.setattr(codegraph.extractor, "__file__", str(deadly))
+    monkeypatch.setattr(extractor, "__file__", str(deadly))
     graph = read(tree, tmp_path / "cache", workers=2)
     lost = graph.facts["skipped"]["reader died"]
     assert 0 < lost <= 24
