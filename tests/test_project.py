@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -222,3 +224,91 @@ def test_an_address_of_another_form_is_refused_and_nothing_is_written(
     assert stamp.main(words, root) == 2
     assert words[-1] in capsys.readouterr().err.replace("\\\\", "\\")
     assert {p: p.read_bytes() for p in root.rglob("*") if p.is_file()} == before
+
+
+# The two commands, up to where they would install
+
+
+def make_in_a_fresh_clone(
+    tmp_path: Path, *words: str, python: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run ``make`` on the Makefile alone; ``python`` is a shell script that plays Python."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    clone = tmp_path / "a clone"
+    clone.mkdir()
+    for name in ("Makefile", "pyproject.toml", "requirements.txt"):
+        shutil.copy(ROOT / name, clone)
+    if python:
+        actor = tmp_path / "python3"
+        actor.write_text(f"#!/bin/sh\n{python}\n")
+        actor.chmod(0o755)
+        words = (*words, f"PYTHON={actor}")
+    return make(clone, *words)
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    # These tests may themselves run under make; its own variables are not for this one.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        ["make", *words], cwd=folder, capture_output=True, text=True, timeout=60, env=environment
+    )
+
+
+def test_make_alone_teaches_and_installs_nothing(tmp_path: Path) -> None:
+    shown = make_in_a_fresh_clone(tmp_path)
+    assert shown.returncode == 0
+    for target in ("make demo", "make test", "make notebooks", "make bench", "make clean"):
+        assert target in shown.stdout
+    assert not (tmp_path / "a clone" / ".venv").exists()
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_an_old_python_is_named_with_the_way_out(tmp_path: Path, target: str) -> None:
+    old = 'test "$1" = --version && echo "Python 3.9.1" && exit 0; exit 1'
+    shown = make_in_a_fresh_clone(tmp_path, target, python=old)
+    assert shown.returncode != 0
+    assert "lowmem needs Python 3.11 or newer; here is: Python 3.9.1." in shown.stderr
+    assert f"make PYTHON=/path/to/python3.12 {target}" in shown.stderr
+    assert not (tmp_path / "a clone" / ".venv").exists()
+
+
+def test_a_python_without_venv_is_named_with_the_way_out(tmp_path: Path) -> None:
+    # What Debian's python3 does: it leaves half an environment behind and fails.
+    bare = 'test "$1" = -m || exit 0; mkdir -p "$3/bin"; exit 1'
+    shown = make_in_a_fresh_clone(tmp_path, "demo", python=bare)
+    assert shown.returncode != 0
+    assert "apt-get install python3-venv" in shown.stderr
+    assert not (tmp_path / "a clone" / ".venv").exists()
+
+
+def test_one_install_serves_until_the_requirements_change_or_the_clone_moves(
+    tmp_path: Path,
+) -> None:
+    """pip is played by a script that counts how often it is asked."""
+    count = tmp_path / "count"
+    stays = f'test "$2" = pip && echo x >> "{count}"; exit 0'
+    makes = f"""test "$1" = -m || exit 0
+mkdir -p "$3/bin"; printf '%s\\n' '#!/bin/sh' '{stays}' > "$3/bin/python"
+chmod +x "$3/bin/python" """
+    clone = tmp_path / "a clone"
+
+    def installs() -> int:
+        return len(count.read_text().splitlines())
+
+    def again(folder: Path) -> int:
+        assert make(folder, "demo").returncode == 0
+        return installs()
+
+    first = make_in_a_fresh_clone(tmp_path, "demo", python=makes)
+    assert first.returncode == 0, first.stderr
+    assert installs() == 1
+    assert again(clone) == 1
+    later = (clone / ".venv" / ".ready").stat().st_mtime + 5
+    os.utime(clone / "pyproject.toml", (later, later))
+    assert again(clone) == 2
+    os.utime(clone / "pyproject.toml", (later - 60, later - 60))
+    assert again(clone) == 2
+    moved = clone.rename(tmp_path / "moved here")
+    assert again(moved) == 3
+    assert again(moved) == 3
