@@ -1,0 +1,188 @@
+"""The step when the state does not fit in memory: a child process under a memory limit.
+
+``python -m lowmem.bench.cold SPEC.json`` is that child. It allocates and touches the
+weights, makes and fills the state's file, and only then enters the limited group: so the
+limit holds the page cache and what a batch needs, for every contender alike, and the
+weights, which no contender can do without, stay outside.
+
+All contenders keep their state in one file, one after the other. Each turn starts from
+the page cache that the contender's own past would have left: the file is dropped, then
+the pages of a long trace of ids are read in again, the way the contender lays them out,
+until the limit is nearly reached; then come some untimed steps of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowmem.bench.contenders import NAMES, Way
+
+PAGE = 4096
+_FILL = 0.9  # of the limit: what the trace may bring in
+_TRACE = 1 << 40  # steps from here on are the trace; the timed ones are never among them
+
+
+def under_limit(
+    folder: Path,
+    *,
+    limit: int,
+    rows: int,
+    dim: int,
+    ids: Sequence[str],
+    batches: Sequence[int],
+    names: Sequence[str],
+    seconds: float,
+    memory_limits: dict[str, float],
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Rows of the result, and the disk's limits, from a child with ``limit`` bytes of memory.
+
+    Raises:
+        OSError: no control group can be made, or the child failed.
+    """
+    from lowmem.bench.cgroup import limited_group
+
+    spec, out = folder / "cold.json", folder / "cold-result.json"
+    with limited_group(limit) as group:
+        spec.write_text(
+            json.dumps(
+                {
+                    "folder": str(folder),
+                    "out": str(out),
+                    "group": str(group),
+                    "limit": limit,
+                    "rows": rows,
+                    "dim": dim,
+                    "ids": list(ids),
+                    "batches": list(batches),
+                    "names": list(names),
+                    "seconds": seconds,
+                    "memory_limits": memory_limits,
+                }
+            )
+        )
+        child = subprocess.Popen([sys.executable, "-m", "lowmem.bench.cold", str(spec)])
+        try:
+            status = child.wait()
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                child.wait()
+    if status != 0 or not out.exists():
+        word = "was killed; the limit may be too small" if status < 0 else "failed; see above"
+        raise OSError(f"the child under the memory limit {word} (status {status})")
+    result = json.loads(out.read_text())
+    return result["rows"], result["limits"]
+
+
+def warm(way: Way, draw: Any, budget: int) -> int:
+    """Read in the pages of a long trace of ids, up to ``budget`` bytes; returns the bytes."""
+    from lowmem.kernels import pages
+
+    places = way.places()
+    rows = draw.rows
+    seen = np.zeros(rows, bool)
+    span = sum(size for _, size in places)
+    pages_of_row = sum(max(1, size // PAGE) for _, size in places)
+    bitmaps = [np.zeros(rows * size // PAGE + 2, bool) for _, size in places]
+    total, number = 0, 0
+    limit = min(budget, rows * span)
+    while total < limit * 0.98 and number < 200:
+        number += 1
+        room = max(1, (limit - total) // (PAGE * pages_of_row))
+        fresh = np.unique(draw.at(_TRACE + number, 1 << 19)[: max(4096, 2 * room)])
+        fresh = fresh[~seen[fresh]]
+        seen[fresh] = True
+        if not fresh.size:
+            continue
+        for (address, size), bitmap in zip(places, bitmaps, strict=True):
+            page = (fresh * size) // PAGE
+            total += PAGE * int(np.count_nonzero(~bitmap[np.unique(page)]))
+            bitmap[page] = True
+            if pages.AVAILABLE:
+                pages.advise_rows(
+                    fresh, 0, fresh.size, address, size, pages.PAGE, pages.MADV_WILLNEED
+                )
+    return total
+
+
+def evict_all(ways: Sequence[Way]) -> None:
+    """Drop the shared file from memory: a page goes only when nobody maps it any more."""
+    for way in ways:
+        way.evict()
+
+
+def _child(spec: dict[str, Any]) -> None:
+    from tqdm.auto import tqdm
+
+    from lowmem.bench.cgroup import enter
+    from lowmem.bench.contenders import make_shared
+    from lowmem.bench.counters import Device
+    from lowmem.bench.limits import disk_limits, fill_random
+    from lowmem.bench.turns import Run, add_ratio, figures, table, turn
+    from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
+    from lowmem.dsa.store import HEADER_BYTES
+
+    parent = os.getppid()
+    folder = Path(spec["folder"])
+    rows, dim, seconds = spec["rows"], spec["dim"], spec["seconds"]
+    param = table(rows, dim)
+    param.data.fill_(0.01)  # touched here, so charged here
+    sources = [Ids(name, rows) for name in spec["ids"]]
+    ways = make_shared(spec["names"], param, folder)
+    path = next(way for way in ways if way.name == NAMES["dsa"]).store.path  # type: ignore[attr-defined]
+    found: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        for way in ways:
+            stack.callback(way.close)
+        fill_random(path, HEADER_BYTES, rows * dim * 8, "filling the state")
+        evict_all(ways)
+        limits = {**spec["memory_limits"], **disk_limits(path)}
+        device = Device(folder)
+        enter(Path(spec["group"]))
+        visits, turns = 2, 3
+        total = len(sources) * len(spec["batches"]) * len(ways) * visits
+        bar = stack.enter_context(
+            tqdm(total=total, desc="cold, memory limited", unit="visit", leave=False)
+        )
+        for source in sources:
+            for batch in spec["batches"]:
+                runs = [Run(way, Gradients(source, batch, dim)) for way in ways]
+                for visit in range(visits):
+                    for run in runs if visit % 2 == 0 else runs[::-1]:
+                        if os.getppid() != parent:
+                            raise SystemExit("the benchmark that started this has ended")
+                        bar.set_postfix_str(f"{source.name} {batch:,}: {run.way.name}")
+                        evict_all(ways)
+                        warm(run.way, source, int(_FILL * spec["limit"]))
+                        turn(run, seconds, timed=False)
+                        seen = device.bytes()
+                        for _ in range(turns):
+                            turn(run, seconds)
+                        now = device.bytes()
+                        run.device_read += now[0] - seen[0]
+                        run.device_written += now[1] - seen[1]
+                        bar.update()
+                label = (
+                    f"cold, {spec['limit'] / (1 << 30):.3g} GiB for {rows * dim * 8 / 1e9:.3g} GB "
+                    f"of state: {WORKLOADS[source.name]}, batch {batch:,}"
+                )
+                group = [figures(run, limits, regime="cold-limit", workload=label) for run in runs]
+                add_ratio(group, "to_memmap", NAMES["memmap"])
+                add_ratio(group, "to_random", NAMES["memmap-random"])
+                found += group
+    Path(spec["out"]).write_text(
+        json.dumps({"rows": found, "limits": {k: v for k, v in limits.items() if "iops" in k}})
+    )
+
+
+if __name__ == "__main__":
+    _child(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,114 @@
+"""What a process and its disk did meanwhile: faults, bytes, memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+_SECTOR = 512
+
+
+@dataclass
+class Usage:
+    """Sums over some steps. Bytes as ``/proc/self/io`` counts them: what went to the device.
+
+    One ``getrusage`` call a reading, so that it can stand beside a step of microseconds.
+    """
+
+    major_faults: int = 0
+    minor_faults: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+    @classmethod
+    def now(cls) -> Usage:
+        if resource is None:
+            return cls()
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(now.ru_majflt, now.ru_minflt, now.ru_inblock * _SECTOR, now.ru_oublock * _SECTOR)
+
+    def add(self, before: Usage, after: Usage) -> None:
+        for one in fields(self):
+            change = getattr(after, one.name) - getattr(before, one.name)
+            setattr(self, one.name, getattr(self, one.name) + change)
+
+
+class Device:
+    """``/proc/diskstats`` of the device below a folder; zeros where nobody tells."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        number = os.stat(folder).st_dev
+        self._number = f"{os.major(number)} {os.minor(number)}" if hasattr(os, "major") else ""
+
+    def bytes(self) -> tuple[int, int]:
+        """Bytes read from and written to the device so far, by everybody."""
+        try:
+            for line in Path("/proc/diskstats").read_text().splitlines():
+                words = line.split()
+                if " ".join(words[:2]) == self._number:
+                    return int(words[5]) * _SECTOR, int(words[9]) * _SECTOR
+        except (OSError, ValueError, IndexError):
+            pass
+        return 0, 0
+
+
+def resident_bytes() -> dict[str, int]:
+    """``{"anonymous", "file"}`` bytes of this process that are in memory."""
+    found = {"anonymous": 0, "file": 0}
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                name, _, rest = line.partition(":")
+                if name == "RssAnon":
+                    found["anonymous"] = int(rest.split()[0]) * 1024
+                elif name in ("RssFile", "RssShmem"):
+                    found["file"] += int(rest.split()[0]) * 1024
+    except OSError:
+        pass
+    return found
+
+
+@dataclass
+class PeakMemory:
+    """Context: the most anonymous memory in use meanwhile, beyond what was in use before."""
+
+    interval: float = 0.001
+    bytes: int = 0
+    _before: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> PeakMemory:
+        self._before = self._anonymous()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join()
+        self._look()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.interval):
+            self._look()
+
+    def _look(self) -> None:
+        self.bytes = max(self.bytes, self._anonymous() - self._before)
+
+    @staticmethod
+    def _anonymous() -> int:
+        try:
+            with open("/proc/self/statm") as file:
+                words = file.read().split()
+            return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError, IndexError):
+            return 0

@@ -1,0 +1,217 @@
+"""The conditions under which the contenders meet: hot, fresh, dropped, end to end, flat."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from lowmem.bench.cold import evict_all
+from lowmem.bench.contenders import NAMES, Disk, Way, make, make_shared
+from lowmem.bench.counters import Device
+from lowmem.bench.harness import Contender, check_equal
+from lowmem.bench.limits import disk_limits, fill_random
+from lowmem.bench.turns import Run, add_ratio, figures, table, take_turns, turn
+from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
+from lowmem.dsa.store import HEADER_BYTES
+
+Rows = list[dict[str, Any]]
+_STRETCHES = 10
+
+
+def size(rows: int, dim: int) -> str:
+    return f"{rows / 1e6:g}M × {dim}"
+
+
+def equal(names: Sequence[str], folder: Path, dim: int) -> tuple[list[str], list[str]]:
+    """The contenders that compute what SparseAdam computes, and a sentence for each other one.
+
+    A small table, gradients with many duplicates, weights and both moments compared.
+    """
+    rows, batch = 5_000, 4_096
+    grads = Gradients(Ids("zipf", rows), batch, dim)
+    contenders, ways = [], []
+    for name in dict.fromkeys([*names, "sparse-adam"]):
+        param = table(rows, dim)
+        with torch.no_grad():
+            param.copy_(torch.linspace(-1, 1, rows * dim).view(rows, dim))
+        home = folder / "equal"
+        home.mkdir(exist_ok=True)
+        way = make(name, param, home)
+        ways.append(way)
+        run = Run(way, grads)
+
+        def prepare(number: int, run: Run = run) -> None:
+            run.load()
+
+        def outcome(way: Way = way) -> list[torch.Tensor]:
+            return [way.param, *way.moments()]
+
+        contenders.append(Contender(name, way.step, prepare, None if way.takes_dense else outcome))
+    try:
+        kept, notes = check_equal(contenders, against="sparse-adam", steps=5)
+    finally:
+        for way in ways:
+            way.close()
+    return [contender.name for contender in kept if contender.name in names], notes
+
+
+def hot(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    rows: int,
+    dim: int,
+    ids: Sequence[str],
+    batches: Sequence[int],
+    seconds: float,
+    limits: dict[str, float],
+) -> Rows:
+    """Every row was touched before, and everything is in memory."""
+    param = table(rows, dim)
+    param.data.fill_(0.01)
+    found: Rows = []
+    with contextlib.ExitStack() as stack:
+        ways = []
+        for name in names:
+            way = make(name, param, folder)
+            stack.callback(way.close)
+            ways.append(way)
+            turn(Run(way, Gradients(Ids("uniform", rows), 16, dim)), 0, timed=False)
+            way.touch_all()
+        device = Device(folder)
+        for source in [Ids(name, rows) for name in ids]:
+            for batch in batches:
+                runs = [Run(way, Gradients(source, batch, dim)) for way in ways]
+                label = f"hot: {WORKLOADS[source.name]}, {size(rows, dim)}, batch {batch:,}"
+                take_turns(runs, seconds=seconds, device=device, label=label)
+                group = [figures(run, limits, regime="hot", workload=label) for run in runs]
+                add_ratio(group, "to_sparse", NAMES["sparse-adam"])
+                found += group
+    return found
+
+
+def fresh(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    rows: int,
+    dim: int,
+    ids: str,
+    batch: int,
+    limits: dict[str, float],
+    repeats: int = 5,
+    passes: float = 2.0,
+) -> Rows:
+    """From the first step on: no page of the state has been touched before.
+
+    Half way, what is on disk is written back, so that the first write to each page after a
+    write-back is in the figures, too.
+    """
+    param = table(rows, dim)
+    param.data.fill_(0.01)
+    steps = max(_STRETCHES, round(passes * rows / batch / _STRETCHES) * _STRETCHES)
+    each = steps // _STRETCHES
+    grads = Gradients(Ids(ids, rows), batch, dim)
+    label = f"fresh: {WORKLOADS[ids]}, {size(rows, dim)}, batch {batch:,}, first {steps:,} steps"
+    firsts: dict[str, list[float]] = {name: [] for name in names}
+    stretches: dict[str, list[list[float]]] = {name: [] for name in names}
+    runs: dict[str, Run] = {}
+    states: dict[str, dict[str, int]] = {}
+    with tqdm(total=len(names) * repeats, desc=label, unit="run", leave=False) as bar:
+        for repeat in range(repeats):
+            for place in range(len(names)):
+                name = names[(repeat + place) % len(names)]
+                bar.set_postfix_str(NAMES[name])
+                home = folder / f"fresh-{repeat}"
+                home.mkdir(exist_ok=True)
+                way = make(name, param, home)
+                run = Run(way, grads)
+                run.timing = runs[name].timing if name in runs else run.timing
+                run.usage = runs[name].usage if name in runs else run.usage
+                try:
+                    samples = turn(run, float("inf"), most=steps // 2)
+                    way.flush()
+                    samples += turn(run, float("inf"), most=steps - steps // 2)
+                    run.timing.repeats[-2:] = [samples]
+                    states[name] = way.state_bytes()
+                finally:
+                    way.close()
+                    _empty(home)
+                runs[name] = run
+                firsts[name].append(samples[0])
+                stretches[name].append(
+                    [sum(samples[at * each : (at + 1) * each]) for at in range(_STRETCHES)]
+                )
+                bar.update()
+    group = [
+        figures(runs[name], limits, states[name], regime="fresh", workload=label) for name in names
+    ]
+    add_ratio(group, "to_sparse", NAMES["sparse-adam"])
+    base = np.median(stretches["sparse-adam"], axis=0) if "sparse-adam" in names else None
+    for name, row in zip(names, group, strict=True):
+        median = np.median(stretches[name], axis=0)
+        row["first_step_s"] = float(np.median(firsts[name]))
+        row["stretch_s"] = median.tolist()
+        if base is not None:
+            row["stretch_ratio"] = (base / median).tolist()
+            row["worst_stretch"] = float((base / median).min())
+    return group
+
+
+def dropped(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    rows: int,
+    dim: int,
+    ids: Sequence[str],
+    batches: Sequence[int],
+    seconds: float,
+    limits: dict[str, float],
+) -> Rows:
+    """The state's file is written back and dropped from memory before each step."""
+    param = table(rows, dim)
+    param.data.fill_(0.01)
+    found: Rows = []
+    with contextlib.ExitStack() as stack:
+        ways = make_shared([name for name in names if name.startswith("memmap")], param, folder)
+        for way in ways:
+            stack.callback(way.close)
+        path = next(way for way in ways if isinstance(way, Disk)).store.path
+        fill_random(path, HEADER_BYTES, rows * dim * 8, "filling the state")
+        evict_all(ways)
+        limits.update(disk_limits(path))
+        device = Device(folder)
+        for source in [Ids(name, rows) for name in ids]:
+            for batch in batches:
+                runs = [Run(way, Gradients(source, batch, dim)) for way in ways]
+                label = (
+                    f"cold, cache dropped before each step: {WORKLOADS[source.name]}, "
+                    f"{size(rows, dim)}, batch {batch:,}"
+                )
+                take_turns(
+                    runs,
+                    seconds=seconds,
+                    device=device,
+                    before=lambda: evict_all(ways),
+                    label=label,
+                )
+                group = [
+                    figures(run, limits, regime="cold-dropped", workload=label) for run in runs
+                ]
+                add_ratio(group, "to_memmap", NAMES["memmap"])
+                add_ratio(group, "to_random", NAMES["memmap-random"])
+                found += group
+    return found
+
+
+def _empty(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
