@@ -69,7 +69,7 @@ class Slot:
         self.exp_avg, self.exp_avg_sq = _restrided(param, state, rule)
         self.rule = rule
         self.axes = part_axes(rule)
-        self._key = _storage_key(param)
+        self._key = _storage_key(param, self.exp_avg, self.exp_avg_sq)
         self._grad_key: Any = None
         self._backends: list[Any] = []
         self.parts = list(
@@ -87,7 +87,7 @@ class Slot:
             self.exp_avg is state["exp_avg"]
             and self.exp_avg_sq is state["exp_avg_sq"]
             and self._key is not None
-            and self._key == _storage_key(param)
+            and self._key == _storage_key(param, self.exp_avg, self.exp_avg_sq)
         )
 
     def add_to(self, batches: dict[Any, Batch], grad: Tensor, place: int) -> None:
@@ -136,20 +136,40 @@ def _zero_dtensor(param: Any, shape: tuple[int, ...]) -> Tensor:
     return zeros(*shape, dtype=torch.float32, device_mesh=param.device_mesh, placements=placements)
 
 
-def _storage_key(param: Tensor) -> tuple[Any, ...] | None:
+def _storage_key(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> tuple[Any, ...] | None:
+    """What changes when any of the three gets another storage, layout or dtype."""
     if is_dtensor(param):
         return None
-    return (param.data_ptr(), param.stride(), param.shape, param.dtype, param.device)
+    return (
+        param.data_ptr(),
+        param.stride(),
+        param.shape,
+        param.dtype,
+        exp_avg.data_ptr(),
+        exp_avg.dtype,
+        exp_avg_sq.data_ptr(),
+        exp_avg_sq.dtype,
+    )
 
 
 def _restrided(
     param: Tensor, state: dict[str, Any], rule: Axes | Split | None
 ) -> tuple[Tensor, Tensor]:
-    """Both moments; full-size ones laid out like the parameter, which kernels rely on.
+    """Both moments, on the parameter's device, full-size ones laid out as the parameter is.
 
-    They are not where the memory format has changed since they were made.
+    They are not where the model has moved or changed its memory format since they were made.
     """
+    shapes = {"exp_avg": tuple(param.shape), "exp_avg_sq": moment_shape(rule, tuple(param.shape))}
+    for name, shape in shapes.items():
+        if state[name].shape != shape:
+            raise ValueError(
+                f"a parameter has changed its shape to {tuple(param.shape)}, and its {name} of "
+                f"shape {tuple(state[name].shape)} is for the old one: make a new optimizer"
+            )
     if not is_dtensor(param):
+        for name in shapes:
+            if state[name].device != param.device:
+                state[name] = state[name].to(param.device)
         names = ("exp_avg",) if rule is not None else ("exp_avg", "exp_avg_sq")
         for name in names:
             if state[name].stride() != param.stride():
@@ -160,7 +180,12 @@ def _restrided(
 
 
 def _aligned(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, axes: Axes) -> bool:
-    same = exp_avg.stride() == param.stride() and exp_avg.device == param.device
-    return same and (
-        exp_avg_sq.is_contiguous() or (not axes and exp_avg_sq.stride() == param.stride())
+    """Whether the moments are as kernels take them for granted."""
+    same = (
+        exp_avg.stride() == param.stride()
+        and exp_avg.dtype == param.dtype
+        and exp_avg_sq.dtype == torch.float32
+        and exp_avg.device == exp_avg_sq.device == param.device
     )
+    like_param = not axes and exp_avg_sq.stride() == param.stride()
+    return same and (like_param or exp_avg_sq.is_contiguous())

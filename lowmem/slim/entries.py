@@ -106,7 +106,7 @@ class Resolver:
             (param, list(dict.fromkeys([*given, *self.names.get(param, [])])))
             for param, given in params
         ]
-        if self.ruled:
+        if self.static or (self.book is not None and self.book.rules):
             self._need_names(every)
         if self.book is not None:
             names = [name for _, several in every for name in several]

@@ -152,6 +152,11 @@ class SlimAdamW(Optimizer):
                     continue
                 if grad.layout is not torch.strided or grad.is_complex():
                     raise ValueError(refused_gradient(self._shown(param), grad))
+                if grad.shape != param.shape:
+                    raise ValueError(
+                        f"{self._shown(param)} has shape {tuple(param.shape)}, its gradient "
+                        f"{tuple(grad.shape)}"
+                    )
                 state = self.state[param]
                 if not state:
                     self._start(param, state)

@@ -118,7 +118,7 @@ def test_layer_maps(tmp_path, text, words):
         SlimAdamW(linear().named_parameters(), layer_map_path=path)
 
 
-@pytest.mark.parametrize("rules", [{"weight": [1]}, "table1", {}])
+@pytest.mark.parametrize("rules", [{"weight": [1]}, "table1"])
 def test_rules_without_names(rules):
     with pytest.raises(ValueError, match=r"named_parameters\(\).*model="):
         SlimAdamW(linear().parameters(), rules=rules)
@@ -187,3 +187,17 @@ def test_sparse_gradients_are_refused_before_anything_is_updated():
     assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
     with pytest.raises(ValueError, match="DSA"):  # and where it shows, at construction
         SlimAdamW(model.named_parameters())
+
+
+def test_a_parameter_that_changed_its_shape_is_not_stepped_on():
+    p = nn.Parameter(torch.ones(4, 4))
+    optimizer = SlimAdamW([("w", p)], rules={"w": [1]})
+    p.grad = torch.ones(4, 4)
+    optimizer.step()
+    p.data = torch.ones(8, 4)
+    with pytest.raises(ValueError, match=r"'w' has shape \(8, 4\), its gradient \(4, 4\)"):
+        optimizer.step()
+    p.grad = torch.ones(8, 4)
+    with pytest.raises(ValueError, match="new optimizer"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(8, 4))

@@ -244,3 +244,17 @@ def test_averaging_trains(backend):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("rule", [None, [0], [1]])
+@pytest.mark.parametrize(
+    ("first", "then"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)]
+)
+def test_the_dtype_may_change_between_steps(first, then, rule, backend):
+    p = nn.Parameter(torch.ones(64, 64, dtype=first))
+    optimizer = SlimAdamW([("w", p)], lr=0.25, weight_decay=0, rules={"w": rule})
+    for dtype in (first, then, first):
+        p.data = p.data.to(dtype)
+        p.grad = torch.ones(64, 64, dtype=dtype)
+        optimizer.step()
+    torch.testing.assert_close(p, torch.full((64, 64), 0.25, dtype=first))
