@@ -2,8 +2,10 @@
 
   hot           every row touched before, everything in memory
   fresh         from the first step of a new state on, in stretches
-  cold-limit    10 GB of state, 4 GiB of memory for the page cache (needs root and Linux)
+  end-to-end    forward, backward and step of an embedding model, hot
+  flat          the same hot rows in taller and taller tables, and the memory of a step
   cold-dropped  the state dropped from the page cache before each step
+  cold-limit    10 GB of state, 4 GiB of memory for the page cache (needs root and Linux)
 
 Gradients are as autograd leaves them, not coalesced and with duplicates; the whole
 `opt.step()` is timed. Contenders take turns; figures are medians over their turns.
@@ -12,40 +14,39 @@ Gradients are as autograd leaves them, not coalesced and with duplicates; the wh
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import re
-import shutil
-import signal
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lowmem.bench.report import Column, Result
 
-REGIMES = ("hot", "fresh", "cold-limit", "cold-dropped")
+REGIMES = ("hot", "fresh", "end-to-end", "flat", "cold-dropped", "cold-limit")
+IDS = ("uniform", "zipf", "zipf-ordered", "codegraph")
+CONTENDERS = ("adam", "sparse-adam", "memmap", "memmap-random", "dsa")
 COLUMNS = [
     Column("contender", "contender", "text"),
     Column("rows_per_s", "rows/s", "rows/s"),
+    Column("samples_per_s", "samples/s", "rows/s"),
     Column("p50_s", "step p50", "s"),
     Column("p95_s", "p95", "s"),
     Column("p99_s", "p99", "s"),
     Column("spread", "spread", "share"),
     Column("to_sparse", "× SparseAdam", "number"),
-    Column("worst_stretch", "× in its worst stretch", "number"),
+    Column("worst_stretch", "in its worst stretch", "number"),
     Column("first_step_s", "first step", "s"),
     Column("to_memmap", "× memmap", "number"),
     Column("to_random", "× sorted, random", "number"),
-    Column("memory_share", "of memory bandwidth", "share"),
-    Column("disk_share", "of disk reads", "share"),
-    Column("major_faults", "major faults/step", "number"),
-    Column("read_bytes", "read/step", "bytes"),
-    Column("written_bytes", "written/step", "bytes"),
+    Column("to_smallest", "cost a step, × lowest", "number"),
+    Column("limit_share", "of the limit", "share"),
+    Column("major_faults", "major faults", "number"),
+    Column("read_bytes", "read", "bytes"),
+    Column("written_bytes", "written", "bytes"),
     Column("ram_bytes", "state RAM", "bytes"),
     Column("disk_bytes", "state disk", "bytes"),
+    Column("gradient_bytes", "gradient", "bytes"),
+    Column("peak_bytes", "peak memory", "bytes"),
 ]
-_PREFIX = "lowmem-bench-"
 
 
 def _names(text: str) -> list[str]:
@@ -54,152 +55,275 @@ def _names(text: str) -> list[str]:
 
 def _numbers(text: str) -> list[int]:
     try:
-        found = [int(float(part.replace("_", ""))) for part in _names(text)]
-    except ValueError:
+        found = [int(float(part)) for part in _names(text)]
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers") from None
     if not found or min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must hold whole numbers above 0")
     return found
 
 
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--regimes", type=_names, metavar="LIST", help=f"of {', '.join(REGIMES)}")
-    add("--ids", type=_names, metavar="LIST", help="of uniform, zipf, zipf-ordered, codegraph")
-    add("--batch", type=_numbers, metavar="LIST", help="ids a step, such as 1024,8192,65536")
-    add("--rows", type=_numbers, metavar="LIST", help="rows of the table, such as 1e6")
-    add("--dim", type=_numbers, metavar="LIST", help="32, 128, 512")
-    add("--cold-rows", type=_numbers, metavar="N", help="rows under the memory limit (1e7)")
-    add("--limit", type=float, default=4.0, metavar="GIB", help="the memory limit (4)")
-    add("--seconds", type=float, metavar="S", help="of a contender's turn")
-    add("--contenders", type=_names, metavar="LIST", help="of adam, sparse-adam, memmap, …")
-    add("--full", action="store_true", help="the whole grid: the better part of an hour")
+    add("--ids", type=_names, metavar="LIST", help=f"of {', '.join(IDS)}")
+    add("--contenders", type=_names, metavar="LIST", help=f"of {', '.join(CONTENDERS)}")
+    add("--batch", type=_numbers, metavar="LIST", help="ids a step (1024,8192,65536)")
+    add("--rows", type=_numbers, metavar="LIST", help="rows of the table (1e6)")
+    add("--dim", type=_numbers, metavar="LIST", help="weights a row (128)")
+    add("--flat-rows", type=_numbers, metavar="LIST", help="tables to compare (1e6,1e7,4e7)")
+    add("--cold-rows", type=_numbers, metavar="LIST", help="rows under the memory limit (1e7)")
+    add("--cold-batch", type=_numbers, metavar="LIST", help="ids a step, cold (8192)")
+    add("--limit", type=_positive, metavar="GIB", help="the memory limit (4)")
+    add("--seconds", type=_positive, metavar="S", help="of a contender's turn")
+    add("--full", action="store_true", help="every workload, dims 32 to 512, up to 10M rows")
+
+
+@dataclass
+class Settings:
+    """What a run measures, with the defaults of quick, ordinary and full runs filled in."""
+
+    regimes: list[str]
+    ids: list[str]
+    names: list[str]
+    batches: list[int]
+    fresh_batches: list[int]
+    rows: list[int]
+    dims: list[int]
+    flat_rows: list[int]
+    flat_dim: int
+    cold_rows: list[int]
+    cold_batches: list[int]
+    limit: int
+    seconds: float
+    repeats: int
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Settings:
+        quick, full = bool(args.quick), bool(args.full)
+        if quick and full:
+            raise ValueError("--quick and --full exclude each other; give one of them")
+
+        def pick(given: Any, small: Any, usual: Any, large: Any) -> Any:
+            return given or (small if quick else large if full else usual)
+
+        grid = [1024, 8192, 65536]
+        dims = pick(args.dim, [128], [128], [32, 128, 512])
+        settings = cls(
+            regimes=args.regimes or list(REGIMES),
+            ids=pick(args.ids, ["uniform", "zipf"], ["uniform", "zipf"], list(IDS)),
+            names=args.contenders or list(CONTENDERS),
+            batches=pick(args.batch, [8192], grid, [1024, 4096, 16384, 65536]),
+            fresh_batches=pick(args.batch, [8192], [8192], grid),
+            rows=pick(args.rows, [200_000], [1_000_000], [1_000_000, 10_000_000]),
+            dims=dims,
+            flat_rows=sorted(
+                pick(
+                    args.flat_rows,
+                    [200_000, 1_000_000],
+                    [1_000_000, 10_000_000, 40_000_000],
+                    [1_000_000, 10_000_000, 40_000_000],
+                )
+            ),
+            flat_dim=args.dim[0] if args.dim else 128 if full else 32,
+            cold_rows=pick(args.cold_rows, [400_000], [10_000_000], [10_000_000]),
+            cold_batches=pick(args.cold_batch, [4096], [8192], grid),
+            limit=int((args.limit or (0.15 if quick else 4)) * (1 << 30)),
+            seconds=pick(args.seconds, 0.05, 0.4, 0.5),
+            repeats=3 if quick else 5,
+        )
+        for option, given, known in (
+            ("regimes", settings.regimes, REGIMES),
+            ("ids", settings.ids, IDS),
+            ("contenders", settings.names, CONTENDERS),
+        ):
+            for one in given:
+                if one not in known:
+                    raise ValueError(f"--{option}: no {one!r}; choose from {', '.join(known)}")
+        return settings
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Measure what ``args`` asks for; see ``configure``."""
+    """Measure what ``args`` asks for; see ``configure``.
+
+    Raises:
+        ValueError: an option that is not there.
+        OSError: too little space in ``--directory``, with both figures.
+    """
+    settings = Settings.of(args)
     from lowmem.bench import machine, regimes
-    from lowmem.bench.cgroup import unavailable
-    from lowmem.bench.cold import under_limit
-    from lowmem.bench.contenders import NAMES
+    from lowmem.bench.space import scratch
 
-    quick = bool(args.quick)
-    chosen = args.regimes or list(REGIMES)
-    ids = args.ids or ["uniform", "zipf"]
-    batches = args.batch or ([8192] if quick else [1024, 8192, 65536])
-    rows = args.rows or ([200_000] if quick else [1_000_000])
-    dims = args.dim or [128]
-    cold_rows = (args.cold_rows or [1_000_000 if quick else 10_000_000])[0]
-    limit = int(args.limit * (1 << 30)) if not quick else 400 << 20
-    seconds = args.seconds or (0.1 if quick else 0.4)
-    names = args.contenders or list(NAMES)
-    for kind, given, known in (
-        ("regimes", chosen, REGIMES),
-        ("contenders", names, tuple(NAMES)),
-    ):
-        wrong = [one for one in given if one not in known]
-        if wrong:
-            raise ValueError(f"--{kind}: no {wrong[0]!r}; choose from {', '.join(known)}")
-
-    found: list[dict[str, Any]] = []
-    notes: list[str] = []
-    facts = machine.describe(args.directory or Path.cwd(), quick=quick)
-    limits = {key: value for key, value in facts.items() if str(key).endswith("_per_s")}
+    facts = machine.describe(args.directory or Path.cwd(), quick=bool(args.quick))
+    limits = {key: value for key, value in facts.items() if key.endswith("_per_s")}
     with scratch(args.directory) as folder:
-        names, said = regimes.equal(names, folder, dims[0])
-        notes += said
-        for count in rows:
-            for dim in dims:
-                common = {"rows": count, "dim": dim, "limits": limits}
-                if "hot" in chosen:
-                    with part(folder, 24 * count * dim) as home:
-                        found += regimes.hot(
-                            names, home, ids=ids, batches=batches, seconds=seconds, **common
-                        )
-                if "fresh" in chosen:
-                    for name in ids:
-                        for batch in batches:
-                            with part(folder, 8 * count * dim) as home:
-                                found += regimes.fresh(
-                                    [one for one in names if one != "adam"],
-                                    home,
-                                    ids=name,
-                                    batch=batch,
-                                    repeats=3 if quick else 5,
-                                    **common,
-                                )
-                if "cold-dropped" in chosen:
-                    with part(folder, 8 * count * dim) as home:
-                        found += regimes.dropped(
-                            names, home, ids=ids, batches=batches[-1:], seconds=seconds, **common
-                        )
-        if "cold-limit" in chosen:
-            reason = unavailable()
-            if reason:
-                notes.append(f"cold by memory limit: not available here, {reason}")
-            else:
-                with part(folder, 8 * cold_rows * dims[0]) as home:
-                    more, disk = under_limit(
-                        home,
-                        limit=limit,
-                        rows=cold_rows,
-                        dim=dims[0],
-                        ids=ids,
-                        batches=args.batch or [8192],
-                        names=names,
-                        seconds=0.2 if quick else 1.5,
-                        memory_limits=limits,
-                    )
-                    found += more
-                    limits.update(disk)
+        settings.names, said = regimes.equal(settings.names, folder, settings.dims[0])
+        settings.notes += said
+        found = [
+            row
+            for count in settings.rows
+            for dim in settings.dims
+            for row in _one_table(settings, folder, count, dim, limits)
+        ]
+        if "flat" in settings.regimes:
+            found += _flat(settings, folder, limits)
+        if "cold-limit" in settings.regimes:
+            found += _cold(settings, folder, limits)
     facts |= {key: value for key, value in limits.items() if "iops" in key}
+    notes = [*summary(found), *settings.notes]
     return Result("dsa", args.command_line, facts, found, COLUMNS, main="rows_per_s", notes=notes)
 
 
-@contextlib.contextmanager
-def scratch(directory: Path | None) -> Iterator[Path]:
-    """A folder of this run's own, gone when the block is left, also by Ctrl-C or SIGTERM."""
-    home = Path(directory or Path.cwd())
-    for old in home.glob(f"{_PREFIX}*"):
-        match = re.match(re.escape(_PREFIX) + r"(\d+)-", old.name)
-        if match and not _alive(int(match.group(1))):
-            shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home))
+def _one_table(
+    settings: Settings, folder: Path, rows: int, dim: int, limits: dict[str, float]
+) -> list[dict[str, Any]]:
+    from lowmem.bench import regimes
+    from lowmem.bench.space import part, that_fit
+    from lowmem.bench.training import end_to_end
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+    found: list[dict[str, Any]] = []
+    names, said = that_fit(settings.names, rows, dim)
+    settings.notes += said
+    if not names:
+        return found
+    common: dict[str, Any] = {"rows": rows, "dim": dim, "limits": limits}
+    state = 8 * rows * dim
+    on_disk = state * sum(name not in ("adam", "sparse-adam") for name in names)
+    if "hot" in settings.regimes:
+        with part(folder, on_disk) as home:
+            found += regimes.hot(
+                names,
+                home,
+                ids=settings.ids,
+                batches=settings.batches,
+                seconds=settings.seconds,
+                **common,
+            )
+    if "fresh" in settings.regimes:
+        for ids in settings.ids:
+            for batch in settings.fresh_batches:
+                with part(folder, state) as home:
+                    found += regimes.fresh(
+                        [name for name in names if name != "adam"],
+                        home,
+                        ids=ids,
+                        batch=batch,
+                        repeats=settings.repeats,
+                        **common,
+                    )
+    if "end-to-end" in settings.regimes:
+        with part(folder, on_disk) as home:
+            found += end_to_end(
+                names,
+                home,
+                ids=settings.ids,
+                batch=settings.fresh_batches[0],
+                seconds=settings.seconds,
+                **common,
+            )
+    if "cold-dropped" in settings.regimes and {"dsa"} & set(names):
+        with part(folder, state) as home:
+            found += regimes.dropped(
+                names,
+                home,
+                ids=settings.ids,
+                batches=settings.cold_batches,
+                seconds=settings.seconds,
+                **common,
+            )
+    return found
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        signal.signal(signal.SIGTERM, before)
 
+def _flat(settings: Settings, folder: Path, limits: dict[str, float]) -> list[dict[str, Any]]:
+    import shutil
 
-@contextlib.contextmanager
-def part(folder: Path, needed: int) -> Iterator[Path]:
-    """A subfolder for one regime, after a look at the space; its files go with it."""
-    free = shutil.disk_usage(folder).free
-    if needed * 1.02 > free:
-        raise OSError(
-            f"{folder.parent}: this takes {needed / 1e9:.1f} GB of files and {free / 1e9:.1f} GB "
-            "are free; choose another --directory, fewer --rows or --cold-rows, or --regimes"
+    from lowmem.bench.flat import flat
+    from lowmem.bench.space import part
+
+    dim, rows = settings.flat_dim, list(settings.flat_rows)
+    while len(rows) > 1 and 8 * dim * sum(rows) * 1.1 > shutil.disk_usage(folder).free:
+        settings.notes.append(
+            f"flat: {rows[-1]:,} rows are left out; the files of all tables would take "
+            f"{8 * dim * sum(rows) / 1e9:.0f} GB"
         )
-    home = Path(tempfile.mkdtemp(dir=folder))
-    try:
-        yield home
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+        rows.pop()
+    with part(folder, 8 * dim * sum(rows)) as home:
+        return flat(
+            home,
+            rows=rows,
+            dim=dim,
+            batch=8192,
+            memory_batches=[1024, 8192, 65536],
+            seconds=settings.seconds,
+            limits=limits,
+        )
 
 
-def _alive(pid: int) -> bool:
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _cold(settings: Settings, folder: Path, limits: dict[str, float]) -> list[dict[str, Any]]:
+    from lowmem.bench.cgroup import unavailable
+    from lowmem.bench.cold import under_limit
+    from lowmem.bench.space import part
+
+    reason = unavailable()
+    if reason:
+        settings.notes.append(
+            f"cold by memory limit: not available, {reason}. Give --rows whose state is larger "
+            "than the memory to see it here"
+        )
+        return []
+    found: list[dict[str, Any]] = []
+    for rows in settings.cold_rows:
+        with part(folder, 8 * rows * settings.dims[0]) as home:
+            more, disk = under_limit(
+                home,
+                limit=settings.limit,
+                rows=rows,
+                dim=settings.dims[0],
+                ids=settings.ids,
+                batches=settings.cold_batches,
+                names=settings.names,
+                seconds=3 * settings.seconds,
+                memory_limits=limits,
+            )
+        found += more
+        limits.update(disk)
+    return found
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What DSA is to the others, worst case and best case, one sentence a regime."""
+    sentences = []
+    for regime, key, other in (
+        ("hot", "to_sparse", "SparseAdam"),
+        ("fresh", "to_sparse", "SparseAdam"),
+        ("fresh", "worst_stretch", "SparseAdam in its worst stretch of steps"),
+        ("end-to-end", "to_sparse", "SparseAdam"),
+        ("cold-dropped", "to_memmap", "memmap"),
+        ("cold-dropped", "to_random", "memmap, sorted, MADV_RANDOM"),
+        ("cold-limit", "to_memmap", "memmap"),
+        ("cold-limit", "to_random", "memmap, sorted, MADV_RANDOM"),
+    ):
+        values = [
+            row[key]
+            for row in rows
+            if row["regime"] == regime and row["contender"] == "DSA" and row.get(key) is not None
+        ]
+        if values:
+            low, high = min(values), max(values)
+            span = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+            sentences.append(f"{regime}: DSA is {span} times as fast as {other}.")
+    values = [row["to_smallest"] for row in rows if row.get("to_smallest")]
+    if len(values) > 1:
+        sentences.append(f"flat: a step costs {max(values):.2f} of the lowest table's at most.")
+    return sentences

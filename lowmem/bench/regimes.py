@@ -1,8 +1,9 @@
-"""The conditions under which the contenders meet: hot, fresh, dropped, end to end, flat."""
+"""The conditions under which the contenders meet in one process: hot, fresh, cache dropped."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lowmem.bench.contenders import NAMES, Disk, Way, make, make_shared
 from lowmem.bench.counters import Device
 from lowmem.bench.harness import Contender, check_equal
 from lowmem.bench.limits import disk_limits, fill_random
-from lowmem.bench.turns import Run, add_ratio, figures, table, take_turns, turn
+from lowmem.bench.turns import Run, add_ratio, figures, hot_ways, table, take_turns, turn
 from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
 from lowmem.dsa.store import HEADER_BYTES
 
@@ -74,16 +75,9 @@ def hot(
 ) -> Rows:
     """Every row was touched before, and everything is in memory."""
     param = table(rows, dim)
-    param.data.fill_(0.01)
     found: Rows = []
     with contextlib.ExitStack() as stack:
-        ways = []
-        for name in names:
-            way = make(name, param, folder)
-            stack.callback(way.close)
-            ways.append(way)
-            turn(Run(way, Gradients(Ids("uniform", rows), 16, dim)), 0, timed=False)
-            way.touch_all()
+        ways = hot_ways(names, param, folder, stack)
         device = Device(folder)
         for source in [Ids(name, rows) for name in ids]:
             for batch in batches:
@@ -106,7 +100,7 @@ def fresh(
     batch: int,
     limits: dict[str, float],
     repeats: int = 5,
-    passes: float = 2.0,
+    passes: float = 1.5,
 ) -> Rows:
     """From the first step on: no page of the state has been touched before.
 
@@ -142,7 +136,7 @@ def fresh(
                     states[name] = way.state_bytes()
                 finally:
                     way.close()
-                    _empty(home)
+                    shutil.rmtree(home, ignore_errors=True)
                 runs[name] = run
                 firsts[name].append(samples[0])
                 stretches[name].append(
@@ -209,9 +203,3 @@ def dropped(
                 add_ratio(group, "to_random", NAMES["memmap-random"])
                 found += group
     return found
-
-
-def _empty(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)

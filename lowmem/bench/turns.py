@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lowmem.bench.contenders import Way
+from lowmem.bench.contenders import Way, make
 from lowmem.bench.counters import Device, Usage
 from lowmem.bench.harness import Timing
-from lowmem.bench.workloads import Gradients
+from lowmem.bench.workloads import Gradients, Ids
 
 PAGE = 4096
 
@@ -127,7 +129,8 @@ def figures(
     ``memory_share`` is the traffic that the step cannot avoid, 24 bytes a weight of each
     different row and 4 a gradient value, as a share of the memory's bandwidth.
     ``disk_share`` is the pages that were read and that the step needed, as a share of the
-    disk's random 4 KiB reads at queue depth 32. ``state`` is for a contender that is closed.
+    disk's random 4 KiB reads at queue depth 32. ``limit_share`` is the larger one.
+    ``state`` is for a contender that is closed.
     """
     grads, timing = run.grads, run.timing
     steps = len(timing.samples)
@@ -163,6 +166,9 @@ def figures(
     if limits.get("random_read_iops_qd32") and run.usage.read_bytes:
         pages = min(run.usage.read_bytes / steps / PAGE, touched_pages(run))
         row["disk_share"] = pages / step_s / limits["random_read_iops_qd32"]
+    shares = [row[key] for key in ("memory_share", "disk_share") if key in row]
+    if shares:
+        row["limit_share"] = max(shares)
     return row
 
 
@@ -185,6 +191,22 @@ def touched_pages(run: Run) -> float:
 def table(rows: int, dim: int) -> Tensor:
     """A weight table of ``(rows, dim)``, not yet touched where nobody touches it."""
     return torch.nn.Parameter(torch.empty(rows, dim))
+
+
+def hot_ways(
+    names: Sequence[str], param: Tensor, folder: Path, stack: contextlib.ExitStack
+) -> list[Way]:
+    """New contenders whose every row has been touched; ``stack`` closes them."""
+    rows, dim = param.shape
+    param.data.fill_(0.01)
+    ways = []
+    for name in names:
+        way = make(name, param, folder)
+        stack.callback(way.close)
+        ways.append(way)
+        turn(Run(way, Gradients(Ids("uniform", rows), 16, dim)), 0, timed=False)
+        way.touch_all()
+    return ways
 
 
 def add_ratio(rows: list[dict[str, Any]], key: str, to: str) -> None:

@@ -34,8 +34,9 @@ class Ids:
         self.name, self.rows, self.seed = name, rows, seed
         rng = np.random.default_rng((seed, rows))
         self._draw: Callable[[np.random.Generator, int], np.ndarray]
+        self.hot_rows: np.ndarray | None = None
         if name == "uniform":
-            chosen = rng.choice(rows, hot, replace=False) if hot else None
+            chosen = self.hot_rows = rng.choice(rows, hot, replace=False) if hot else None
             self._draw = lambda rng, count: (
                 rng.integers(0, rows, count)
                 if chosen is None

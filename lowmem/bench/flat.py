@@ -1,0 +1,88 @@
+"""Does a step's cost, or its memory, depend on how many rows the table has?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowmem.bench.contenders import NAMES, Disk
+from lowmem.bench.counters import Device, PeakMemory
+from lowmem.bench.turns import Run, figures, table, take_turns, turn
+from lowmem.bench.workloads import Gradients, Ids
+
+HOT_ROWS = 100_000
+
+
+def flat(
+    folder: Path,
+    *,
+    rows: Sequence[int],
+    dim: int,
+    batch: int,
+    memory_batches: Sequence[int],
+    seconds: float,
+    limits: dict[str, float],
+) -> list[dict[str, Any]]:
+    """DSA on tables of several heights, the same number of hot rows scattered over each.
+
+    The weights and the file are reserved in full; memory is taken by the hot rows only. The
+    result has a row a height with the cost of a step against the lowest table's, and a row a
+    height and batch with the most memory that the steps took beyond weights, gradient and
+    page cache.
+    """
+    hot = min(HOT_ROWS, *rows)
+    found: list[dict[str, Any]] = []
+    peaks: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for count in rows:
+            ids = Ids("uniform", count, hot=hot)
+            param = table(count, dim)
+            home = folder / f"{count}"
+            home.mkdir()
+            way = Disk(param, home)
+            stack.callback(way.close)
+            way.name = f"{NAMES['dsa']}, {count / 1e6:g}M rows"
+            chosen = ids.hot_rows
+            assert chosen is not None
+            with torch.no_grad():
+                param[torch.from_numpy(chosen)] = 0.01
+            for field in way.store.fields.values():
+                field[chosen] = 1e-3
+            runs.append(Run(way, Gradients(ids, batch, dim)))
+        label = f"flat: dim {dim}, {hot:,} hot rows scattered over the table, batch {batch:,}"
+        take_turns(runs, seconds=seconds, device=Device(folder), label=label)
+        for run in runs:
+            row = figures(run, limits, regime="flat", workload=label)
+            base = runs[0].timing.median
+            row["to_smallest"] = row["step_s"] / base
+            found.append(row)
+        for run in runs:
+            for size in memory_batches:
+                probe = Run(run.way, Gradients(run.grads.ids, size, dim))
+                turn(probe, 1.0, timed=False, most=3)
+                probe.load()
+                grad = run.way.param.grad
+                with PeakMemory() as peak:
+                    for _ in range(10):
+                        run.way.param.grad = grad
+                        run.way.step()
+                run.way.param.grad = None
+                peaks.append(
+                    {
+                        "regime": "memory",
+                        "workload": f"memory that steps take beyond weights, gradient and page "
+                        f"cache, dim {dim}",
+                        "contender": f"{run.way.name}, batch {size:,}",
+                        "rows": run.grads.ids.rows,
+                        "dim": dim,
+                        "batch": size,
+                        "gradient_bytes": size * dim * 4,
+                        "peak_bytes": peak.bytes,
+                    }
+                )
+    return found + peaks
