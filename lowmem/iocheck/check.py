@@ -18,7 +18,7 @@ from .budget import Budget, OnProgress, Stopped
 from .engines import Disk
 from .filesystem import file_system
 from .patterns import PAGE, Access, TableAccess
-from .predict import predict
+from .predict import dirty_limit_bytes, predict
 from .report import IOReport
 from .steps import SampleStore, time_sparse_adam
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("lowmem.iocheck")
 
 BLOCK = 1 << 20
 DEEP = 32
-MIN_SECONDS = 2.0
+MIN_SECONDS = 1.0
 MAX_FILE_BYTES = 2 << 30
 _RESERVE_BYTES = 256 << 20  # memory that the page cache never gets: the system's own
 
@@ -72,7 +72,7 @@ def iocheck(
         rows: rows of the embedding table.
         dim: weights a row.
         batch: ids of one training step, duplicates included.
-        seconds: time budget for everything, at least 2 (default: 10).
+        seconds: time budget for everything, at least 1 (default: 10).
         on_progress: called as ``on_progress(fraction, message)`` with a fraction of 0 to 1.
         access: which rows a batch asks for: ``"uniform"`` (default) or ``"zipf"``, where the
             row of rank r comes up in proportion to r**-1.05.
@@ -303,3 +303,9 @@ def _predict(report: IOReport) -> None:
         None,
         1.0 / write.iops if write and write.iops else 0.0,
     )
+    limit = dirty_limit_bytes()
+    if limit is not None and report.prediction.hit_share > 0 and report.store_bytes > limit:
+        report.notes.append(
+            f"this system lets {limit / 1e9:.1f} GB of pages wait to be written and the store has "
+            f"{report.store_bytes / 1e9:.1f} GB, so in long runs steps may also wait for writes"
+        )

@@ -44,7 +44,7 @@ def _rates(axes: Axes, report: IOReport, pattern: str, title: str, unit: str) ->
         bars = axes.bar(
             places, heights, 0.38, color=color, hatch=hatch, edgecolor="white", label=kind
         )
-        labels = [f"{height:,.0f}" if height else "–" for height in heights]
+        labels = [_figure(height) for height in heights]
         axes.bar_label(bars, labels, fontsize=8, padding=2)
     axes.set_xticks([0.2, 1.2], ["depth 1", "deep"])
     axes.set_title(title, fontsize=9)
@@ -78,8 +78,14 @@ def _steps(axes: Axes, report: IOReport) -> None:
     axes.bar_label(drawn, [_short(value) for value in values], fontsize=8, padding=3)
     axes.set_xscale("log")
     axes.set_xlim(min(values) / 3, max(values) * 6)
-    axes.tick_params(axis="y", labelsize=8)
+    axes.set_xlabel("logarithmic", fontsize=8)
     _plain(axes)
+
+
+def _figure(height: float) -> str:
+    if not height:
+        return "–"
+    return f"{height:,.0f}" if height >= 10 else f"{height:.1f}"
 
 
 def _short(value: float) -> str:
@@ -89,4 +95,4 @@ def _short(value: float) -> str:
 def _plain(axes: Axes) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.tick_params(axis="x", labelsize=8)
+    axes.tick_params(labelsize=8)

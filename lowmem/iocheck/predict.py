@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from lowmem import env
+
 from .patterns import PAGE, Access, StepPages, TableAccess
 
 # A consumer drive's rated endurance, in bytes that may be written per byte of capacity:
@@ -139,3 +141,14 @@ def write_back_period_s() -> float:
         return max(1.0, int(text) / 100)
     except (OSError, ValueError):
         return _WRITE_BACK_EVERY_S
+
+
+def dirty_limit_bytes() -> int | None:
+    """How much unwritten data Linux allows before it makes writers wait; ``None`` elsewhere."""
+    try:
+        fixed = int(Path("/proc/sys/vm/dirty_bytes").read_text())
+        ratio = int(Path("/proc/sys/vm/dirty_ratio").read_text())
+    except (OSError, ValueError):
+        return None
+    available = env.available_memory_bytes()
+    return fixed or (None if available is None else available * ratio // 100)

@@ -40,7 +40,7 @@ def check_directory(directory: str | os.PathLike[str]) -> Path:
     if not path.exists():
         raise FileNotFoundError(
             errno.ENOENT,
-            "the directory to check does not exist: make it or name another",
+            "there is no such directory: make it or name another",
             str(path),
         )
     if not path.is_dir():
@@ -68,7 +68,7 @@ def scratch_folder(directory: Path) -> Iterator[Path]:
     except PermissionError as error:
         raise PermissionError(
             errno.EACCES,
-            "no permission to write here: name a directory of your own",
+            "no permission to write: name a directory of your own",
             str(directory),
         ) from error
     except OSError as error:
