@@ -160,9 +160,9 @@ class IOCheckWidget(_Widget):
     def _result(self, report: Any) -> None:
         self.result = report
         self.progress.value = 1.0
+        self._show(report_html(report))
         stopped = getattr(report, "interrupted", False)
         self.message.value = "Stopped; this is what was measured." if stopped else "Done."
-        self._show(report_html(report))
 
     def _failed(self, message: str) -> None:
         self.message.value = ""
