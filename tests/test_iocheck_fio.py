@@ -51,7 +51,7 @@ def fio(path: Path, job: str, block: int, depth: int) -> float:
     """Bytes a second by fio."""
     command = ["fio", "--name=x", f"--filename={path}", f"--size={SIZE}", f"--rw={job}"]
     command += [f"--bs={block}", f"--iodepth={depth}", "--ioengine=libaio", "--direct=1"]
-    command += ["--time_based", "--runtime=1", "--refill_buffers", "--output-format=json"]
+    command += ["--time_based", "--runtime=1", "--output-format=json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     figures = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     return float(figures["write" if "write" in job else "read"]["bw_bytes"])

@@ -103,7 +103,7 @@ class IOReport:
             commands.append(
                 f"fio --name={name} --filename=lowmem-fio.tmp --size={size} "
                 f"--rw={job} --bs={rate.block_bytes} --iodepth={rate.depth} --ioengine=libaio "
-                f"--direct={int(self.method == 'direct')} --refill_buffers --norandommap "
+                f"--direct={int(self.method == 'direct')} "
                 "--time_based --runtime=5"
             )
         return commands
