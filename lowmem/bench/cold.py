@@ -98,7 +98,7 @@ def warm(way: Way, draw: Any, budget: int) -> int:
     while total < limit * 0.98 and number < 200:
         number += 1
         room = max(1, (limit - total) // (PAGE * pages_of_row))
-        fresh = np.unique(draw.at(_TRACE + number, 1 << 19)[: max(4096, 2 * room)])
+        fresh = np.unique(draw.at(_TRACE + number, 1 << 19)[: max(256, room)])
         fresh = fresh[~seen[fresh]]
         seen[fresh] = True
         if not fresh.size:

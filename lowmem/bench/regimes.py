@@ -152,6 +152,7 @@ def fresh(
         median = np.median(stretches[name], axis=0)
         row["first_step_s"] = float(np.median(firsts[name]))
         row["stretch_s"] = median.tolist()
+        row["steps_a_run"] = steps
         if base is not None:
             row["stretch_ratio"] = (base / median).tolist()
             row["worst_stretch"] = float((base / median).min())

@@ -182,8 +182,13 @@ class Result:
         return [c for c in self.columns if any(row.get(c.key) is not None for row in rows)]
 
     def figure(self) -> Figure:
-        """Bars of the main figure, one panel a workload."""
+        """Bars of the main figure, one panel a workload, or the benchmark's own picture."""
         from matplotlib.figure import Figure
+
+        if self.rows and all("regime" in row for row in self.rows):
+            from lowmem.bench import dsa_plot
+
+            return dsa_plot.figure(self)
 
         groups = self.by_workload()
         title = next((c for c in self.columns if c.key == self.main), Column(self.main, self.main))

@@ -1,0 +1,130 @@
+"""The picture of ``lowmem bench dsa``: rates by batch size, the first steps, and the cold bars."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from lowmem.bench.report import Result
+
+_STYLE = {
+    "DSA": ("#1f6feb", "o", "-"),
+    "SparseAdam, RAM": ("#d1242f", "s", "--"),
+    "dense Adam, RAM": ("#8250df", "^", ":"),
+    "memmap": ("#9a6700", "v", "-."),
+    "memmap, sorted, MADV_RANDOM": ("#57606a", "D", ":"),
+}
+Rows = list[dict[str, Any]]
+
+
+def figure(result: Result) -> Figure:
+    """One panel for each regime and kind of ids that the result has."""
+    from matplotlib.figure import Figure
+
+    panels = _panels(result.rows)
+    columns = min(2, len(panels)) or 1
+    lines = -(-len(panels) // columns) or 1
+    picture = Figure(figsize=(6.2 * columns, 3.3 * lines + 0.5), layout="constrained")
+    axes = picture.subplots(lines, columns, squeeze=False).ravel()
+    for axis, (title, kind, rows) in zip(axes, panels, strict=False):
+        axis.set_title(title, loc="left", fontsize=10)
+        {"lines": _by_batch, "stretches": _stretches, "bars": _bars}[kind](axis, rows)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    picture.supxlabel(result.caption(), fontsize=7)
+    return picture
+
+
+def _panels(rows: Rows) -> list[tuple[str, str, Rows]]:
+    panels: list[tuple[str, str, Rows]] = []
+    groups: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        if row["regime"] == "memory":
+            continue
+        several = row["regime"] in ("hot",)
+        key = str(row["workload"])
+        if several:
+            key = re.sub(r", batch [\d,]+$", "", key)
+        groups.setdefault((str(row["regime"]), key), []).append(row)
+    for (regime, title), members in groups.items():
+        if regime == "fresh":
+            kind = "stretches"
+        elif regime == "hot" and len({row["batch"] for row in members}) > 1:
+            kind = "lines"
+        else:
+            kind = "bars"
+            if regime == "hot":
+                title = str(members[0]["workload"])
+        panels.append((_short(title), kind, members))
+    return panels
+
+
+def _short(title: str) -> str:
+    return (
+        title.replace(" ids", "")
+        .replace(", frequent rows scattered over the table", " scattered")
+        .replace(", row 0 the most frequent", " ordered")
+        .replace("forward, backward and step: ", "")
+        .replace(", cache dropped before each step", ", cache dropped")
+    )
+
+
+def _by_batch(axis: Axes, rows: Rows) -> None:
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        mine = sorted((row for row in rows if row["contender"] == name), key=lambda r: r["batch"])
+        color, marker, dashes = _STYLE.get(name, ("#57606a", "o", "-"))
+        axis.plot(
+            [row["batch"] for row in mine],
+            [row["rows_per_s"] for row in mine],
+            color=color,
+            marker=marker,
+            linestyle=dashes,
+            label=name,
+        )
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    ticks = sorted({row["batch"] for row in rows})
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+    axis.set_xlabel("ids a step")
+    axis.set_ylabel("rows a second")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7)
+
+
+def _stretches(axis: Axes, rows: Rows) -> None:
+    for row in rows:
+        color, marker, dashes = _STYLE.get(row["contender"], ("#57606a", "o", "-"))
+        times = row["stretch_s"]
+        axis.plot(
+            [100 * (at + 0.5) / len(times) for at in range(len(times))],
+            [1000 * len(times) * second / row["steps_a_run"] for second in times],
+            color=color,
+            marker=marker,
+            linestyle=dashes,
+            label=row["contender"],
+        )
+    axis.set_yscale("log")
+    axis.set_xlabel("% of the steps (what is on disk is written back at 50 %)")
+    axis.set_ylabel("ms a step")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7)
+
+
+def _bars(axis: Axes, rows: Rows) -> None:
+    from lowmem.bench.report import format_value
+
+    key = "samples_per_s" if "samples_per_s" in rows[0] else "rows_per_s"
+    values = [row[key] for row in rows]
+    colors = ["#1f6feb" if str(row["contender"]).startswith("DSA") else "#b0b7c0" for row in rows]
+    bars = axis.barh(range(len(rows)), values, color=colors)
+    axis.bar_label(bars, [" " + format_value(value, "rows/s") for value in values], fontsize=8)
+    axis.set_yticks(range(len(rows)), [row["contender"] for row in rows], fontsize=8)
+    axis.invert_yaxis()
+    axis.margins(x=0.18)
+    axis.set_xlabel("samples a second" if key == "samples_per_s" else "rows a second")
