@@ -17,7 +17,7 @@ from lowmem.dsa.store import StoreError
 
 log = logging.getLogger(__name__)
 
-Mode = Literal["create", "resume", "overwrite"]
+Mode = Literal["create", "resume", "overwrite", "resume-unclean"]
 SCRATCH_PREFIX = "lowmem-scratch-"
 _RAM_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
 _held: set[tuple[int, int]] = set()  # lock files (device, inode) that this process holds
@@ -45,9 +45,9 @@ class StoreFolder:
             self.path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=Path.cwd()))
         else:
             self.path = Path(directory).expanduser().absolute()
-            if mode == "resume" and not self.path.is_dir():
+            if mode.startswith("resume") and not self.path.is_dir():
                 raise FileNotFoundError(
-                    errno.ENOENT, 'mode="resume" found no folder of stores', str(self.path)
+                    errno.ENOENT, f'mode="{mode}" found no folder of stores', str(self.path)
                 )
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock: IO[str] | None = None
@@ -61,9 +61,9 @@ class StoreFolder:
                     'with them or mode="overwrite" to start anew',
                     str(self.path),
                 )
-            if mode == "resume" and not stores:
+            if mode.startswith("resume") and not stores:
                 raise FileNotFoundError(
-                    errno.ENOENT, 'mode="resume" found no store in the folder', str(self.path)
+                    errno.ENOENT, f'mode="{mode}" found no store in the folder', str(self.path)
                 )
             kind = file_system(self.path)
             if kind in _RAM_FILE_SYSTEMS:
@@ -87,6 +87,29 @@ class StoreFolder:
             if number.isdigit():
                 found[int(number)] = path
         return found
+
+    def number(self, path: Path) -> int:
+        """The number in a store's name."""
+        return int(path.name[len("table-") : -len(".rows")])
+
+    def remove(self, number: int) -> None:
+        """Remove a store and what belongs to it."""
+        for suffix in (".rows", ".undo", ".sums", ".rows.new", ".undo.new", ".sums.new"):
+            self.table_path(number).with_suffix(suffix).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove every store and the commit record. The record goes last but for the rows."""
+        self.drop_journals()
+        for number in self.stores():
+            self.remove(number)
+
+    def drop_journals(self) -> None:
+        """Forget the last commit: what is there can no longer come back to it."""
+        for name in ("COMMIT.json", "COMMIT.next"):
+            (self.path / name).unlink(missing_ok=True)
+        for pattern in ("table-*.undo", "table-*.sums"):
+            for path in self.path.glob(pattern):
+                path.unlink()
 
     def release(self) -> None:
         """Give up the lock, and remove a scratch folder."""

@@ -7,22 +7,20 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from lowmem.dsa import states
-from lowmem.dsa.estate import Estate
+from lowmem.dsa import checkpoint, interrupts, states
+from lowmem.dsa.estate import Durability, Estate
 from lowmem.dsa.folder import Mode
 from lowmem.dsa.residency import Prefetch
 from lowmem.dsa.table import AdamScalars, Table, Touched, table_shape
 
 log = logging.getLogger(__name__)
-
-Durability = Literal["process", "power", "none"]
 
 # A dense gradient of a table at least this tall and this large is most likely a mistake.
 _EMBEDDING_ROWS = 10_000
@@ -52,7 +50,8 @@ class DSA(Optimizer):
         directory: folder for the stores, kept after ``close``. ``None`` (default) makes a
             scratch folder in the working directory, removed at ``close`` or exit.
         mode: ``"create"`` (default) refuses a folder that holds stores, ``"resume"`` goes
-            on with them, ``"overwrite"`` replaces them.
+            on with them (after a crash from the last commit), ``"overwrite"`` replaces
+            them, ``"resume-unclean"`` takes them as a crash left them.
         maximize: ascend instead of descend (default: False).
         prefetch: ask the disk for missing pages before the update touches them. ``"auto"``
             (default) while pages are missing, or ``"always"``, ``"never"``.
@@ -87,7 +86,7 @@ class DSA(Optimizer):
         prefetch: Prefetch = "auto",
         durability: Durability = "process",
     ) -> None:
-        _require_choice("mode", mode, ("create", "resume", "overwrite"))
+        _require_choice("mode", mode, ("create", "resume", "overwrite", "resume-unclean"))
         _require_choice("prefetch", prefetch, ("auto", "always", "never"))
         _require_choice("durability", durability, ("process", "power", "none"))
         self._estate: Estate | None = None
@@ -95,7 +94,7 @@ class DSA(Optimizer):
         self._labels: dict[Tensor, str] = {}
         defaults = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
         super().__init__(params, defaults)
-        estate = Estate(directory, mode, prefetch)
+        estate = Estate(directory, mode, prefetch, durability)
         try:
             estate.adopt(self._numbers, self._labels)
             likely = sum(_moment_bytes(p) for p in self._numbers if _embedding_sized(p))
@@ -157,10 +156,7 @@ class DSA(Optimizer):
                     in_memory.append(param)
             if in_memory:
                 dense.append((group, in_memory))
-        for table, touched, group in sparse:
-            self._update(table, touched, group)
-        for group, in_memory in dense:
-            self._step_in_memory(group, in_memory)
+        self._update(sparse, dense)
         return loss
 
     @torch.no_grad()
@@ -179,7 +175,7 @@ class DSA(Optimizer):
         group = self._group_of(param)
         table = self._table(param)
         touched = table.touched(torch.as_tensor(indices), torch.as_tensor(row_grads))
-        self._update(table, touched, group)
+        self._update([(table, touched, group)], [])
 
     def _gather(self, param: Tensor, grad: Tensor) -> tuple[Table, Touched]:
         if grad.sparse_dim() != 1:
@@ -190,12 +186,22 @@ class DSA(Optimizer):
         table = self._table(param)
         return table, table.touched(grad._indices()[0], grad._values())
 
-    def _update(self, table: Table, touched: Touched, group: dict[str, Any]) -> None:
-        scalars = AdamScalars.at_step(
-            table.step + 1, group["lr"], group["betas"], group["eps"], group["maximize"]
-        )
-        table.update(touched, scalars)
-        table.step += 1
+    def _update(
+        self,
+        sparse: list[tuple[Table, Touched, dict[str, Any]]],
+        dense: list[tuple[dict[str, Any], list[Tensor]]],
+    ) -> None:
+        """The part of a step that changes things; what can fail comes first."""
+        for table, touched, _ in sparse:
+            table.prepare(touched)
+        with interrupts.whole():
+            for table, touched, group in sparse:
+                scalars = AdamScalars.at_step(
+                    table.step + 1, group["lr"], group["betas"], group["eps"], group["maximize"]
+                )
+                table.update(touched, scalars)
+            for group, in_memory in dense:
+                self._step_in_memory(group, in_memory)
 
     def _step_in_memory(self, group: dict[str, Any], params: list[Tensor]) -> None:
         for param in params:
@@ -331,8 +337,50 @@ class DSA(Optimizer):
         params = list(self._numbers)
         plan = states.check(state_dict, self.param_groups, params, self._labels, estate, self.state)
         super().load_state_dict(plan.in_memory)
+        for number in plan.rolled_back:
+            estate.roll_back(estate.tables[params[number]], number)
         for number, entry in plan.on_disk.items():
             states.write(self._table(params[number]), entry)
+
+    def commit(self) -> None:
+        """Make this step the one to come back to after a crash; belongs beside ``torch.save``.
+
+        Costs what was touched since the last commit, not the table. To write weights and
+        commit as one, use :meth:`save_checkpoint`.
+
+        Raises:
+            ValueError: a scratch folder (``directory=None``), to which nothing comes back.
+            OSError: the disk is full; the commit before still holds.
+        """
+        self._open_estate().commit()
+
+    def save_checkpoint(
+        self, path: str | os.PathLike[str], model: torch.nn.Module, extra: Any = None
+    ) -> None:
+        """Write model, optimizer and the stores' commit as one file, whole or not at all.
+
+        Args:
+            path: the file to write; an older one is replaced by one rename at the end.
+            model: its ``state_dict`` is saved. The stores are not copied: the file says
+                which step of them belongs to it.
+            extra: anything of tensors, numbers, strings, lists and dicts (a scheduler's
+                state, a random state), returned by :meth:`load_extra`.
+        """
+        checkpoint.save(path, self, model, extra, self._open_estate())
+
+    def load_checkpoint(self, path: str | os.PathLike[str], model: torch.nn.Module) -> int:
+        """Load what :meth:`save_checkpoint` wrote; return the step that it holds.
+
+        Rows that are ahead of the checkpoint are rolled back if it is the last commit.
+
+        Raises:
+            StoreError: the stores here are others, or cannot go back to that step.
+        """
+        return checkpoint.load(path, self, model)
+
+    def load_extra(self, path: str | os.PathLike[str]) -> Any:
+        """The ``extra`` of a checkpoint."""
+        return checkpoint.read(path)["extra"]
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(

@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from lowmem.dsa.store import RowStore
-from lowmem.kernels.threads import run_parallel, thread_count
 
 Prefetch = Literal["auto", "always", "never"]
 
@@ -49,7 +48,7 @@ class Residency:
         if self.asking:
             if self._prefetch == "auto":
                 self._stop_when_calm(rows)
-            self.ask(rows)
+            self._store.will_need(rows)
         self._faults_before = _major_faults()
 
     def after_step(self, rows: int) -> None:
@@ -63,28 +62,6 @@ class Residency:
             if self._store.roomy:
                 # Memory turned out to be tighter than it looked: no more huge reads.
                 self._store.advise_random()
-
-    def ask(self, rows: np.ndarray) -> None:
-        """Ask for the pages of the sorted ``rows`` without waiting for them."""
-        from lowmem.kernels import pages
-
-        parts = min(thread_count(), max(1, rows.size // 256))
-        bounds = [rows.size * part // parts for part in range(parts + 1)]
-        run_parallel(
-            pages.advise_rows,
-            [
-                (
-                    rows,
-                    bounds[part],
-                    bounds[part + 1],
-                    self._store.address,
-                    self._store.layout.row_bytes,
-                    pages.PAGE,
-                    pages.MADV_WILLNEED,
-                )
-                for part in range(parts)
-            ],
-        )
 
     def _stop_when_calm(self, rows: np.ndarray) -> None:
         from lowmem.kernels import pages

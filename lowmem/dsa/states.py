@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class LoadPlan:
 
     in_memory: dict[str, Any]
     on_disk: dict[int, Mapping[str, Any]]
+    rolled_back: list[int]
 
 
 def save(
@@ -81,6 +83,7 @@ def check(
     ours = state_dict.get(_KEY)
     on_disk: dict[int, Mapping[str, Any]] = {}
     memory_state: dict[int, Any] = {}
+    rolled_back: list[int] = []
     for number, saved_number in enumerate(order):
         entry = state_dict["state"].get(saved_number)
         param = params[number]
@@ -88,7 +91,8 @@ def check(
         table = estate.tables.get(param)
         reference = ours["stores"].get(saved_number) if ours else None
         if reference is not None:
-            _check_store(reference, table, label)
+            if _check_store(reference, table, label, estate.committed_step(number)):
+                rolled_back.append(number)
         elif entry and _belongs_on_disk(state_dict, saved_number, table, param in in_memory):
             for name in _MOMENTS:
                 if name not in entry or tuple(entry[name].shape) != tuple(param.shape):
@@ -109,7 +113,7 @@ def check(
         {**{k: v for k, v in group.items() if k != "params"}, **saved}
         for group, saved in zip(groups, saved_groups, strict=True)
     ]
-    return LoadPlan({"state": memory_state, "param_groups": filled}, on_disk)
+    return LoadPlan({"state": memory_state, "param_groups": filled}, on_disk, rolled_back)
 
 
 def _belongs_on_disk(
@@ -124,7 +128,10 @@ def _belongs_on_disk(
     return not any("weight_decay" in group for group in state_dict["param_groups"])
 
 
-def _check_store(reference: Mapping[str, Any], table: Table | None, label: str) -> None:
+def _check_store(
+    reference: Mapping[str, Any], table: Table | None, label: str, committed: int | None
+) -> bool:
+    """Whether the store must be rolled back to its last commit to fit; raises if it cannot."""
     if table is None:
         raise StoreError(
             f"{label}: the state dict speaks of store {reference['identity']} at step "
@@ -137,17 +144,22 @@ def _check_store(reference: Mapping[str, Any], table: Table | None, label: str) 
             f"{label}: the state dict belongs to store {reference['identity']}; "
             f"{table.store.path} is {header.identity}"
         )
-    if table.step != reference["step"]:
+    step = reference["step"]
+    if table.step != step and committed != step:
+        back = f" and can go back to step {committed:,}" if committed is not None else ""
         raise StoreError(
-            f"{label}: the state dict was saved at step {reference['step']:,}; the store stands at "
-            f"step {table.step:,}. Load the checkpoint of that step, or start anew"
+            f"{label}: the state dict was saved at step {step:,}; the store stands at "
+            f"step {table.step:,}{back}. Load the checkpoint of that step, or start anew"
         )
+    return bool(table.step != step)
 
 
 def write(table: Table, entry: Mapping[str, Any]) -> None:
     """Write whole moments into a store, some rows at a time."""
     rows, dim = table_shape(table.param)
     for start in range(0, rows, _CHUNK_ROWS):
+        if table.journal is not None:
+            table.journal.protect(np.arange(start, min(rows, start + _CHUNK_ROWS)))
         part = slice(start, min(rows, start + _CHUNK_ROWS))
         table.store.write(
             part,

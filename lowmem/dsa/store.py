@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import logging
 import mmap
@@ -30,6 +31,7 @@ import numpy as np
 
 from lowmem.dsa.layout import RowLayout
 from lowmem.env import available_memory_bytes
+from lowmem.kernels.threads import run_parallel, thread_count
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +49,11 @@ class StoreError(OSError):
 
 @dataclass(frozen=True)
 class Header:
-    """What a store says of itself."""
+    """What a store says of itself.
+
+    ``step`` is right while ``clean``; ``journaled`` says that every change of a row since
+    ``committed_step`` has its old bytes in the undo journal.
+    """
 
     identity: str
     rows: int
@@ -55,6 +61,7 @@ class Header:
     step: int = 0
     committed_step: int = 0
     clean: bool = False
+    journaled: bool = False
     name: str = ""
 
     def to_bytes(self, sequence: int) -> bytes:
@@ -66,6 +73,7 @@ class Header:
                 "step": self.step,
                 "committed_step": self.committed_step,
                 "clean": self.clean,
+                "journaled": self.journaled,
                 "name": self.name,
             }
         ).encode()
@@ -83,11 +91,14 @@ class Header:
         numbers = [fields.get(key) for key in ("rows", "step", "committed_step")]
         if any(type(n) is not int or not 0 <= n < 1 << 48 for n in numbers) or numbers[0] == 0:
             raise ValueError(f"rows, step and committed_step are {numbers}")
-        identity, name, clean = fields.get("identity"), fields.get("name"), fields.get("clean")
-        if not isinstance(identity, str) or not isinstance(name, str) or type(clean) is not bool:
-            raise ValueError("identity, name or clean flag has the wrong type")
+        identity, name = fields.get("identity"), fields.get("name")
+        clean, journaled = fields.get("clean"), fields.get("journaled")
+        if not isinstance(identity, str) or not isinstance(name, str):
+            raise ValueError("identity or name is no text")
+        if type(clean) is not bool or type(journaled) is not bool:
+            raise ValueError("a flag is neither true nor false")
         rows, step, committed = (int(n) for n in numbers if n is not None)
-        return cls(identity, rows, layout, step, committed, clean, name)
+        return cls(identity, rows, layout, step, committed, clean, journaled, name)
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:
@@ -225,7 +236,8 @@ class RowStore:
             )
         if not header.clean and not recover:
             raise StoreError(
-                f"{path} was not closed cleanly (last commit: step {header.committed_step:,})"
+                f"{path} was not closed cleanly, and there is no commit to go back to. Start anew "
+                'with mode="overwrite", or take it as it is with mode="resume-unclean"'
             )
         file = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         try:
@@ -306,6 +318,21 @@ class RowStore:
         if advice is not None:
             with contextlib.suppress(OSError):  # advice only: a kernel without it is no error
                 self._map.madvise(advice)
+
+    def will_need(self, rows: np.ndarray) -> None:
+        """Ask the disk for the pages of the sorted ``rows`` without waiting for them."""
+        from lowmem.kernels import pages
+
+        if not pages.AVAILABLE:
+            return
+        parts = min(thread_count(), max(1, rows.size // 256))
+        bounds = [rows.size * part // parts for part in range(parts + 1)]
+        row_bytes = self.layout.row_bytes
+        calls = [
+            (rows, lo, hi, self.address, row_bytes, pages.PAGE, pages.MADV_WILLNEED)
+            for lo, hi in itertools.pairwise(bounds)
+        ]
+        run_parallel(pages.advise_rows, calls)
 
     def evict(self) -> None:
         """Write everything back and drop the file's pages from memory: the next reads are cold."""

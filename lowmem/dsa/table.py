@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowmem.dsa.journal import Journal
 from lowmem.dsa.layout import RowLayout
 from lowmem.dsa.residency import Prefetch, Residency
 from lowmem.dsa.store import RowStore
@@ -60,6 +61,7 @@ class Table:
         self.store = store
         self.label = label
         self.step = 0
+        self.journal: Journal | None = None
         self.residency = Residency(store, prefetch)
         self._shape = param.shape
         self._device = param.device
@@ -119,11 +121,22 @@ class Table:
 
     # -- updating ----------------------------------------------------------------------
 
+    def prepare(self, touched: Touched) -> None:
+        """Ask for missing pages, and keep the old bytes of rows touched since the last commit.
+
+        Raises:
+            OSError: the journal's disk is full; nothing has changed.
+        """
+        if touched.rows.size:
+            self.residency.before_step(touched.rows)
+            if self.journal is not None:
+                self.journal.protect(touched.rows)
+
     def update(self, touched: Touched, scalars: AdamScalars) -> None:
         """Adam on the touched rows: moments in the store, weights where they are."""
+        self.step += 1
         if touched.rows.size == 0:
             return
-        self.residency.before_step(touched.rows)
         weight = self.param.detach()
         in_place = (
             weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()

@@ -1,0 +1,154 @@
+"""The folder's commit record: which step each store comes back to, changed in one rename.
+
+A commit that belongs to a checkpoint file has two names to change, the checkpoint's and
+the record's, and a crash may come between. So the next record is written aside first,
+with the fingerprint of the finished checkpoint. Whoever opens the folder later finds out
+from the checkpoint's own name whether the commit happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lowmem.dsa.store import StoreError
+
+_RECORD, _NEXT = "COMMIT.json", "COMMIT.next"
+_LARGEST = 1 << 20  # bytes; a record has a line a table
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A step to come back to.
+
+    Attributes:
+        epoch: counts the commits of a folder, from 1.
+        tables: ``{number: (store identity, step)}``.
+    """
+
+    epoch: int
+    tables: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        tables = {str(n): [identity, step] for n, (identity, step) in self.tables.items()}
+        return {"format": 1, "epoch": self.epoch, "tables": tables}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> Commit:
+        if not isinstance(fields, dict) or fields.get("format") != 1:
+            raise ValueError("it has no format this lowmem knows")
+        epoch, tables = fields.get("epoch"), fields.get("tables")
+        if type(epoch) is not int or epoch < 1 or not isinstance(tables, dict):
+            raise ValueError("its epoch or its tables are missing")
+        read: dict[int, tuple[str, int]] = {}
+        for number, entry in tables.items():
+            if not number.isdigit() or not isinstance(entry, list) or len(entry) != 2:
+                raise ValueError(f"table {number!r:.40} is no table")
+            identity, step = entry
+            if not isinstance(identity, str) or type(step) is not int or step < 0:
+                raise ValueError(f"table {number} has no identity and step")
+            read[int(number)] = identity, step
+        return cls(epoch, read)
+
+
+def read_commit(folder: Path) -> Commit | None:
+    """The last commit of a folder, or ``None`` before the first.
+
+    Raises:
+        StoreError: the record is damaged.
+    """
+    record = _read(folder / _RECORD)
+    return None if record is None else _commit(record, folder / _RECORD)
+
+
+def write_commit(folder: Path, commit: Commit, *, sync: bool) -> None:
+    """Make ``commit`` the folder's last one; the rename is the moment it happens."""
+    _write(folder / _RECORD, commit.to_json(), sync)
+
+
+def prepare_commit(folder: Path, commit: Commit, finished: Path, target: Path, sync: bool) -> None:
+    """Write aside what becomes the commit when ``finished`` is renamed to ``target``."""
+    extra = {"target": os.path.abspath(target), "fingerprint": _fingerprint(finished)}
+    _write(folder / _NEXT, {**commit.to_json(), **extra}, sync)
+
+
+def settle(folder: Path, *, sync: bool) -> None:
+    """Finish or forget a prepared commit, by whether its checkpoint got its name."""
+    path = folder / _NEXT
+    record = _read(path)
+    if record is None:
+        return
+    commit = _commit(record, path)
+    target, fingerprint = record.get("target"), record.get("fingerprint")
+    happened = False
+    if isinstance(target, str):
+        with contextlib.suppress(OSError, ValueError):
+            happened = _fingerprint(Path(target)) == fingerprint
+    if happened:
+        write_commit(folder, commit, sync=sync)
+    path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable, where the system can."""
+    with contextlib.suppress(OSError):
+        file = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
+def _fingerprint(path: Path) -> list[int]:
+    """What stays the same when a file gets another name, and for no other file."""
+    status = os.stat(path)
+    return [status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def _commit(record: dict[str, Any], path: Path) -> Commit:
+    try:
+        return Commit.from_json(record)
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        return None
+    try:
+        record = json.loads(data[:_LARGEST])
+        body = {key: value for key, value in record.items() if key != "crc32"}
+        if record["crc32"] != _crc(body):
+            raise ValueError("its checksum does not match")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
+    return body
+
+
+def _write(path: Path, body: dict[str, Any], sync: bool) -> None:
+    aside = path.with_name(path.name + ".new")
+    try:
+        with open(aside, "w") as file:
+            json.dump({**body, "crc32": _crc(body)}, file)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def _crc(body: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
