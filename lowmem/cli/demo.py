@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{store} holds the store of an earlier run, whose weights are gone: it cannot "
                 "be resumed. Delete it, or give another --directory"
             )
-    output.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
 
     def size(least_rows: int) -> Size:
         return choose_size(
@@ -132,7 +132,11 @@ def run(args: argparse.Namespace) -> int:
         )
 
     size(1)  # what cannot fit is said before minutes are spent on reading
-    graph = _graph(args.triples, args.directory, smoke)
+    try:
+        graph = _graph(args.triples, args.directory, smoke)
+    except KeyboardInterrupt:
+        print("Stopped while reading: nothing was trained, nothing is kept.")
+        raise
     table = size(len(graph.entities))
     if table.why:
         print(f"This machine gets {table.why}.")

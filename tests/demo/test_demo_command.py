@@ -120,7 +120,7 @@ def test_bad_flags(tmp_path: Path, monkeypatch, capsys, flags: list[str], messag
         code = exit_.code
     assert code == 2
     assert message in capsys.readouterr().err
-    left = {path.name for path in tmp_path.iterdir()} - {"demo_out"}
+    left = {path.name for path in tmp_path.iterdir()}
     assert left == {"g.tsv", "bad.tsv", "one.tsv"}
 
 
@@ -149,3 +149,27 @@ def test_ctrl_c_while_it_trains_reports_what_was_done(tmp_path: Path) -> None:
     assert "trained    MRR" in text
     assert "Picture:" in text
     assert {path.name for path in tmp_path.iterdir()} - {"cache"} == {"demo_out", "g.tsv"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is another thing there")
+def test_ctrl_c_while_it_reads_leaves_nothing(tmp_path: Path) -> None:
+    line, environment = command(tmp_path, "--rows", "2M", "--dim", "2", smoke=False)
+    with subprocess.Popen(
+        line,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        heard = b""
+        limit = time.monotonic() + 60
+        while b"entities" not in heard and time.monotonic() < limit:
+            heard += os.read(process.stderr.fileno(), 4096)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal signals the readers, too
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors.decode()
+    assert "Stopped while reading" in output.decode()
+    assert "Traceback" not in errors.decode()
+    assert list(tmp_path.iterdir()) in ([], [tmp_path / "cache"])
