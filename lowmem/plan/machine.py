@@ -103,7 +103,9 @@ def this_machine(directory: str | os.PathLike[str] = ".") -> Machine:
     """
     path = Path(directory)
     if not path.is_dir():
-        raise FileNotFoundError(f"directory {str(path)!r} does not exist; make it, or name another")
+        raise FileNotFoundError(
+            f"directory {str(path)!r} is no folder that exists; make it, or name another"
+        )
     available = env.available_memory_bytes()
     if available is None:
         # Not Linux: take what is installed, less what a desktop keeps for itself.

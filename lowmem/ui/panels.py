@@ -181,8 +181,9 @@ class HeatMap:
         steps, matrix = steps[::-1][::stride][::-1], matrix[:, ::-1][:, ::stride][:, ::-1]
         matrix = np.where(np.isfinite(matrix) & (matrix > 0), matrix, np.nan)
         # As far above the cutoff as below, so that the middle colour is the cutoff.
-        reach = np.nanmax(np.abs(np.log10(matrix / self.cutoff)), initial=0.3)
-        reach = min(float(reach), 3.0)
+        # Set by the bulk of the cells: a few far away would wash out all others.
+        far = np.abs(np.log10(matrix[np.isfinite(matrix)] / self.cutoff))
+        reach = min(max(0.3, float(np.percentile(far, 90))), 3.0) if far.size else 1.0
         norm = LogNorm(self.cutoff * 10**-reach, self.cutoff * 10**reach)
         edges = _edges(steps)
         rows = np.arange(len(labels) + 1) - 0.5
@@ -192,8 +193,11 @@ class HeatMap:
         every = max(1, math.ceil(len(labels) / 14))
         ax.set_yticks(range(0, len(labels), every), labels[::every], fontsize=8)
         ax.set_ylabel(self.ylabel, fontsize=9)
-        bar = ax.figure.colorbar(mesh, ax=ax, pad=0.02, fraction=0.05)
+        bar = ax.figure.colorbar(mesh, ax=ax, pad=0.02, fraction=0.05, extend="both")
         bar.ax.axhline(self.cutoff, color=INK, linewidth=1.6)
+        ticks = [self.cutoff * 10 ** (reach * part) for part in (-1, -0.5, 0, 0.5, 1)]
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+        bar.ax.minorticks_off()
         bar.ax.tick_params(labelsize=8)
         bar.outline.set_visible(False)
         share = self._share(matrix)
