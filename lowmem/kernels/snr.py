@@ -12,16 +12,17 @@ from numba import njit
 
 from lowmem.kernels.threads import run_parallel, thread_count
 
+_PIECE = 4096  # differences of a row that are summed at a time: they stay in the nearest cache
 _PARALLEL_ABOVE = 1 << 17  # elements; below, one thread is done before a second has woken up
 
 
 # The sums alone may be reassociated (that is what lets them use vector registers): they
 # read differences from memory, so no rounding of a difference can be reassociated away.
 @njit(nogil=True, cache=True, fastmath={"contract", "reassoc", "nsz"})
-def _sums(values: np.ndarray) -> tuple[float, float]:
+def _sums(values: np.ndarray, count: int) -> tuple[float, float]:
     total = 0.0
     squares = 0.0
-    for i in range(values.size):
+    for i in range(count):
         total += values[i]
         squares += values[i] * values[i]
     return total, squares
@@ -42,7 +43,7 @@ def _scan(
 ) -> None:
     """Rows ``first`` to ``last`` of a stack of matrices, counted through the stack."""
     height, width = shape[1], shape[2]
-    differences = np.empty(width)
+    differences = np.empty(min(width, _PIECE))
     row = first
     while row < last:
         matrix = row // height
@@ -70,9 +71,14 @@ def _scan(
         for k in range(count):
             at1 = at + k * strides[1]
             pivot = np.float64(data[at1])
-            for c in range(width):
-                differences[c] = data[at1 + c] - pivot
-            total, squares = _sums(differences)
+            total = squares = 0.0
+            for begin in range(0, width, _PIECE):
+                size = min(_PIECE, width - begin)
+                for c in range(size):
+                    differences[c] = data[at1 + begin + c] - pivot
+                more, more_squares = _sums(differences, size)
+                total += more
+                squares += more_squares
             row_mean[row + k] = pivot + total / width
             row_var[row + k] = max(squares - total * total / width, 0.0) / width
         row += count

@@ -15,7 +15,8 @@ from torch import Tensor
 
 Axes = tuple[int, ...]
 
-_BLOCK = 1 << 20  # elements that the eager path works on at a time
+_BLOCK = 1 << 21  # elements that the eager path works on at a time
+_JOINED = 1 << 16  # elements that joined axes may have: rows stay shorter than a block
 _NO_FLOAT64 = {"mps"}
 
 
@@ -114,7 +115,15 @@ def _eager_leaf(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
     """``_leaf`` in plain torch, block by block; blocks of rows join by Chan's formula."""
     stack, height, width = x.shape
-    step = max(1, _BLOCK // max(1, stack * width))
+    if stack > 1 and x.numel() > _BLOCK:
+        pieces = x.split(max(1, _BLOCK // (height * width)))
+        parts = [_eager_leaf(piece, columns, exact, scale) for piece in pieces]
+        row = torch.cat([part[0][0] for part in parts]), torch.cat([part[0][1] for part in parts])
+        several = [part[1] for part in parts if part[1] is not None]
+        if not several:
+            return row, None
+        return row, (torch.cat([m for m, _ in several]), torch.cat([v for _, v in several]))
+    step = max(1, _BLOCK // (stack * width))
     pivot = x[:, :1].to(exact) / scale
     mean, square = torch.zeros_like(pivot), torch.zeros_like(pivot)
     means, variances, done = [], [], 0
@@ -157,14 +166,14 @@ def _viewed(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def _merged(shape: Sequence[int], sets: Sequence[Axes]) -> tuple[list[int], list[Axes]]:
-    """Drop axes of size 1 and join neighbours that every set treats alike."""
+    """Drop axes of size 1 and join small neighbours that every set treats alike."""
     dims: list[int] = []
     kinds: list[tuple[bool, ...]] = []
     for axis, size in enumerate(shape):
         kind = tuple(axis in axes for axes in sets)
         if size == 1:
             continue
-        if kinds and kinds[-1] == kind:
+        if kinds and kinds[-1] == kind and dims[-1] * size <= _JOINED:
             dims[-1] *= size
         else:
             dims.append(size)

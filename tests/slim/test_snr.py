@@ -129,6 +129,24 @@ def test_large_tensors_are_cut_over_threads_and_blocks():
         assert eager(torch.from_numpy(values), axes) == pytest.approx(expected, rel=1e-9)
 
 
+def test_blocks_of_every_size(monkeypatch):
+    values = np.random.default_rng(4).chisquare(1, (5, 12, 7)).astype(np.float32)
+    for block, joined in [(1, 1), (10, 20), (100, 1000), (1000, 10)]:
+        monkeypatch.setattr("lowmem.slim.moments._BLOCK", block)
+        monkeypatch.setattr("lowmem.slim.moments._JOINED", joined)
+        for axes in every_subset(3):
+            for path in (snr, eager):
+                found = path(torch.from_numpy(values), axes)
+                assert found == pytest.approx(brute_force(values, axes), rel=1e-9)
+
+
+def test_a_part_of_a_tensor_is_read_in_place():
+    whole = torch.rand(2, 9, 30)
+    for part in (whole[:, 2:5, 10:17], whole[1:, :, -7:], whole[..., 3], whole.expand(3, 2, 9, 30)):
+        for axes in every_subset(part.dim()):
+            assert snr(part, axes) == pytest.approx(brute_force(part.numpy(), axes), rel=1e-9)
+
+
 def test_channels_last_is_read_in_place():
     v = torch.rand(8, 6, 3, 3).to(memory_format=torch.channels_last)
     for axes in [(1, 2, 3), (0, 2, 3), (2, 3), (0, 1, 2, 3)]:
