@@ -267,7 +267,9 @@ def _measure_steps(
     row_bytes = 8 * report.dim
     table = TableAccess(report.rows, row_bytes, report.access)
     step = table.step(report.batch, 0)
-    if PAGE + report.rows * row_bytes > 0.25 * (env.available_memory_bytes() or 1 << 62):
+    # DSA's own choice, for a store of the person's size.
+    large = store.is_large(report.store_bytes)
+    if large:
         store.use_single_pages()
     seconds = budget.begin("hot", "DSA steps, everything in memory")
     report.dsa_hot = store.time_hot(
@@ -276,8 +278,8 @@ def _measure_steps(
     seconds = budget.begin("cold", "DSA steps, nothing in memory")
     if report.method != "cached: not a disk speed":
         report.dsa_cold = store.time_cold(
-            max(1, round(step.distinct_rows)), step.touched_pages / table.pages,
-            seconds, rng, budget.should_stop,
+            max(1, round(step.distinct_rows)), step.touched_pages / table.pages, large,
+            *_round_trip(report), seconds, rng, budget.should_stop,
         )  # fmt: skip
     seconds = budget.begin("ram", "SparseAdam in RAM")
     memory = (env.available_memory_bytes() or 1 << 30) // 4
@@ -286,6 +288,15 @@ def _measure_steps(
         budget.should_stop,
     )  # fmt: skip
     budget.begin("end", "removing the test file")
+
+
+def _round_trip(report: IOReport) -> tuple[float, float]:
+    """Seconds to read and write back a page among many, and a byte among neighbours."""
+    pages = [report.rates.get(f"random_{kind}_qd32") for kind in ("read", "write")]
+    long = [report.rates.get(f"sequential_{kind}_qd32") for kind in ("read", "write")]
+    page_s = sum(1 / rate.iops for rate in pages if rate)
+    byte_s = sum(1 / rate.bytes_per_s for rate in long if rate)
+    return page_s or 1e-4, byte_s or 1e-8
 
 
 def _predict(report: IOReport) -> None:

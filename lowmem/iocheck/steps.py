@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lowmem.dsa.store import _HUGE_SHARE
+from lowmem.env import available_memory_bytes
+
 from .patterns import PAGE, Access, draw_ids
 from .predict import StepCost
 
@@ -58,6 +61,12 @@ class SampleStore:
     def use_single_pages(self) -> None:
         """What DSA does by itself for a store that is large beside the memory."""
         self._store.advise_random()
+
+    @staticmethod
+    def is_large(store_bytes: int) -> bool:
+        """Whether DSA reads a store of this size page by page, by its own rule."""
+        available = available_memory_bytes()
+        return available is None or store_bytes > _HUGE_SHARE * available
 
     def write_back(self) -> None:
         self._store.flush()
@@ -122,19 +131,36 @@ class SampleStore:
         self,
         distinct: int,
         density: float,
+        large: bool,
+        page_s: float,
+        byte_s: float,
         seconds: float,
         rng: np.random.Generator,
         should_stop: Callable[[], bool],
     ) -> StepCost | None:
         """Steps on random rows of which no page is in memory, and their write-back.
 
-        ``density`` is the share of its pages that a step touches in the person's own
-        table: the sample's steps are no denser, since neighbours are cheaper.
+        Args:
+            distinct: different rows of a step of the person's own.
+            density: share of its pages that such a step touches in the person's own table;
+                the sample's steps are as dense, since neighbours are cheaper.
+            large: the person's store is one that DSA reads page by page. Of others it
+                reads long stretches, so the sample is cut to what time allows.
+            page_s: seconds to read and write back one page of many.
+            byte_s: seconds to read and write back one byte of a long stretch.
+            seconds: how long this may take.
         """
-        self.use_single_pages()
-        sample_pages = self.usable_rows * self.row_bytes / PAGE
-        limit = int(max(density, 0.05) * sample_pages / max(1.0, self.row_bytes / PAGE))
-        count = max(1, min(distinct, self.usable_rows, MAX_IDS, max(limit, 64)))
+        rows = self.usable_rows
+        if large:
+            self.use_single_pages()
+            density = max(density, 0.05)
+            affordable = seconds / 3 / page_s
+        else:
+            rows = max(1, min(rows, int(seconds / 3 / byte_s) // self.row_bytes))
+            affordable = float(MAX_IDS)
+        pages_per_row = max(1.0, self.row_bytes / PAGE)
+        limit = max(64.0, density * rows * self.row_bytes / PAGE)
+        count = max(1, int(min(distinct, rows, MAX_IDS, limit, affordable) / pages_per_row))
         grads = random_grads(count, self.dim)
         times, flushes, pages = [], [], 0
         begin = time.perf_counter()
@@ -144,7 +170,7 @@ class SampleStore:
         for number in range(1000):
             if should_stop() or (number > 1 and time.perf_counter() - begin + cycle > seconds):
                 break
-            ids = torch.from_numpy(rng.choice(self.usable_rows, count, replace=False))
+            ids = torch.from_numpy(rng.choice(rows, count, replace=False))
             start = time.perf_counter()
             self.step(ids, grads)
             stepped = time.perf_counter()
@@ -199,7 +225,7 @@ def time_sparse_adam(
     for name in ("exp_avg", "exp_avg_sq"):
         optimizer.state[weights][name].fill_(0.01)
     # A slow machine gets smaller batches: the time per id hardly depends on their number.
-    count = min(len(batches[0]), 2048)
+    count = min(len(batches[0]), 8192)
     step(0)
     start = time.perf_counter()
     step(1)
