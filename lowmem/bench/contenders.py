@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lowmem.dsa.layout import RowLayout
-from lowmem.dsa.optimizer import DSA
+from lowmem.dsa.optimizer import DSA, Durability
 from lowmem.dsa.store import HEADER_BYTES
 
 NAMES = {
@@ -185,9 +185,11 @@ class Disk(Way):
 
     name = NAMES["dsa"]
 
-    def __init__(self, param: Tensor, directory: Path) -> None:
+    def __init__(self, param: Tensor, directory: Path, durability: Durability = "process") -> None:
         super().__init__(param)
-        self._optimizer = DSA([param], lr=LR, betas=BETAS, eps=EPS, directory=directory)
+        self._optimizer = DSA(
+            [param], lr=LR, betas=BETAS, eps=EPS, directory=directory, durability=durability
+        )
         self.step = self._optimizer.step  # type: ignore[method-assign]
 
     @property
@@ -196,9 +198,15 @@ class Disk(Way):
         table = self._optimizer._table(self.param)
         return table.store
 
+    def commit(self) -> None:
+        self._optimizer.commit()
+
     def touch_all(self) -> None:
-        for field in self.store.fields.values():
-            field[:] = 1e-3
+        # By steps, not behind the store's back: its checksums must hold at a commit.
+        rows, dim = self.param.shape
+        for start in range(0, rows, 1 << 16):
+            ids = torch.arange(start, min(rows, start + (1 << 16)))
+            self._optimizer.step_rows(self.param, ids, torch.full((len(ids), dim), 1e-2))
 
     def moments(self) -> list[Tensor]:
         state = self._optimizer.read_state(self.param, torch.arange(self.param.shape[0]))

@@ -4,6 +4,7 @@
   fresh         from the first step of a new state on, in stretches
   end-to-end    forward, backward and step of an embedding model, hot
   flat          the same hot rows in taller and taller tables, and the memory of a step
+  durability    the undo journal: first touches after a commit, and steady state
   cold-dropped  the state dropped from the page cache before each step
   cold-limit    10 GB of state, 4 GiB of memory for the page cache (needs root and Linux)
 
@@ -14,14 +15,13 @@ Gradients are as autograd leaves them, not coalesced and with duplicates; the wh
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lowmem.bench.report import Column, Result
 
-REGIMES = ("hot", "fresh", "end-to-end", "flat", "cold-dropped", "cold-limit")
+REGIMES = ("hot", "fresh", "end-to-end", "flat", "durability", "cold-dropped", "cold-limit")
 IDS = ("uniform", "zipf", "zipf-ordered", "codegraph")
 CONTENDERS = ("adam", "sparse-adam", "memmap", "memmap-random", "dsa")
 COLUMNS = [
@@ -38,6 +38,9 @@ COLUMNS = [
     Column("to_memmap", "× memmap", "number"),
     Column("to_random", "× sorted, random", "number"),
     Column("to_smallest", "cost a step, × lowest", "number"),
+    Column("first_touch", "cost after a commit, × none", "number"),
+    Column("steady", "steady, × none", "number"),
+    Column("commit_s", "commit", "s"),
     Column("limit_share", "of the limit", "share"),
     Column("major_faults", "major faults", "number"),
     Column("read_bytes", "read", "bytes"),
@@ -107,6 +110,7 @@ class Settings:
     limit: int
     seconds: float
     repeats: int
+    cycle: int
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -142,6 +146,7 @@ class Settings:
             limit=int((args.limit or (0.15 if quick else 4)) * (1 << 30)),
             seconds=pick(args.seconds, 0.05, 0.4, 0.5),
             repeats=3 if quick else 5,
+            cycle=100 if quick else 1000,
         )
         for option, given, known in (
             ("regimes", settings.regimes, REGIMES),
@@ -164,6 +169,7 @@ def run(args: argparse.Namespace) -> Result:
     settings = Settings.of(args)
     from lowmem.bench import machine, regimes
     from lowmem.bench.space import scratch
+    from lowmem.bench.summary import summary
 
     facts = machine.describe(args.directory or Path.cwd(), quick=bool(args.quick))
     limits = {key: value for key, value in facts.items() if key.endswith("_per_s")}
@@ -189,6 +195,7 @@ def _one_table(
     settings: Settings, folder: Path, rows: int, dim: int, limits: dict[str, float]
 ) -> list[dict[str, Any]]:
     from lowmem.bench import regimes
+    from lowmem.bench.durability import durability
     from lowmem.bench.space import part, that_fit
     from lowmem.bench.training import end_to_end
 
@@ -232,7 +239,17 @@ def _one_table(
                 seconds=settings.seconds,
                 **common,
             )
-    if "cold-dropped" in settings.regimes and {"dsa"} & set(names):
+    if "durability" in settings.regimes and "dsa" in names:
+        with part(folder, 6 * state) as home:  # three stores, and their journals at worst
+            found += durability(
+                home,
+                ids=settings.ids[:1],
+                batch=settings.fresh_batches[0],
+                steps=settings.cycle,
+                repeats=3,
+                **common,
+            )
+    if "cold-dropped" in settings.regimes and "dsa" in names:
         with part(folder, state) as home:
             found += regimes.dropped(
                 names,
@@ -299,31 +316,3 @@ def _cold(settings: Settings, folder: Path, limits: dict[str, float]) -> list[di
         found += more
         limits.update(disk)
     return found
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What DSA is to the others, worst case and best case, one sentence a regime."""
-    sentences = []
-    for regime, key, other in (
-        ("hot", "to_sparse", "SparseAdam"),
-        ("fresh", "to_sparse", "SparseAdam"),
-        ("fresh", "worst_stretch", "SparseAdam in its worst stretch of steps"),
-        ("end-to-end", "to_sparse", "SparseAdam"),
-        ("cold-dropped", "to_memmap", "memmap"),
-        ("cold-dropped", "to_random", "memmap, sorted, MADV_RANDOM"),
-        ("cold-limit", "to_memmap", "memmap"),
-        ("cold-limit", "to_random", "memmap, sorted, MADV_RANDOM"),
-    ):
-        values = [
-            row[key]
-            for row in rows
-            if row["regime"] == regime and row["contender"] == "DSA" and row.get(key) is not None
-        ]
-        if values:
-            low, high = min(values), max(values)
-            span = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
-            sentences.append(f"{regime}: DSA is {span} times as fast as {other}.")
-    values = [row["to_smallest"] for row in rows if row.get("to_smallest")]
-    if len(values) > 1:
-        sentences.append(f"flat: a step costs {max(values):.2f} of the lowest table's at most.")
-    return sentences

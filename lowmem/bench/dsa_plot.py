@@ -17,6 +17,9 @@ _STYLE = {
     "dense Adam, RAM": ("#8250df", "^", ":"),
     "memmap": ("#9a6700", "v", "-."),
     "memmap, sorted, MADV_RANDOM": ("#57606a", "D", ":"),
+    "DSA, no journal": ("#57606a", "D", ":"),
+    "DSA, journal": ("#1f6feb", "o", "-"),
+    "DSA, journal and syncs": ("#d1242f", "s", "--"),
 }
 Rows = list[dict[str, Any]]
 
@@ -46,13 +49,12 @@ def _panels(rows: Rows) -> list[tuple[str, str, Rows]]:
     for row in rows:
         if row["regime"] == "memory":
             continue
-        several = row["regime"] in ("hot",)
         key = str(row["workload"])
-        if several:
+        if row["regime"] == "hot":
             key = re.sub(r", batch [\d,]+$", "", key)
         groups.setdefault((str(row["regime"]), key), []).append(row)
     for (regime, title), members in groups.items():
-        if regime == "fresh":
+        if regime in ("fresh", "durability"):
             kind = "stretches"
         elif regime == "hot" and len({row["batch"] for row in members}) > 1:
             kind = "lines"
@@ -110,7 +112,8 @@ def _stretches(axis: Axes, rows: Rows) -> None:
             label=row["contender"],
         )
     axis.set_yscale("log")
-    axis.set_xlabel("% of the steps (what is on disk is written back at 50 %)")
+    fresh = rows[0]["regime"] == "fresh"
+    axis.set_xlabel(f"% of the steps{' (written back to the disk at 50 %)' if fresh else ''}")
     axis.set_ylabel("ms a step")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7)

@@ -117,8 +117,10 @@ def test_a_contender_that_computes_something_else_is_left_out(
 def test_contenders_on_one_file_see_each_others_bytes(tmp_path: Path) -> None:
     param = table(100, 4)
     memmap, disk = make_shared(["memmap"], param, tmp_path)
-    disk.touch_all()
-    assert all(torch.all(moment == 1e-3) for moment in memmap.moments())
+    assert isinstance(disk, Disk)
+    for field in disk.store.fields.values():
+        field[:] = 7
+    assert all(torch.all(moment == 7) for moment in memmap.moments())
     assert memmap.state_bytes()["disk"] == 2 * 4 * 400
     for way in (memmap, disk):
         way.close()
@@ -258,7 +260,7 @@ def test_contenders_that_do_not_fit_in_memory_are_named(monkeypatch: pytest.Monk
 def test_quick_run_measures_every_regime_and_leaves_nothing(tmp_path: Path, capsys) -> None:
     home, out = tmp_path / "files", tmp_path / "out.json"
     home.mkdir()
-    regime = "hot,fresh,end-to-end,flat,cold-dropped"
+    regime = "hot,fresh,end-to-end,flat,durability,cold-dropped"
     words = ["--quick", "--regimes", regime, "--flat-rows", "4000,8000", *TINY]
     words += ["--directory", str(home), "--json", str(out), "--plot", str(tmp_path / "out.png")]
     assert main(["bench", "dsa", *words]) == 0
@@ -274,6 +276,10 @@ def test_quick_run_measures_every_regime_and_leaves_nothing(tmp_path: Path, caps
     fresh = {row["contender"]: row for row in result.rows if row["regime"] == "fresh"}
     ratios = np.divide(fresh["SparseAdam, RAM"]["stretch_s"], fresh["DSA"]["stretch_s"])
     assert fresh["DSA"]["worst_stretch"] == pytest.approx(ratios.min(), rel=1e-4)
+    journal = {row["contender"]: row for row in result.rows if row["regime"] == "durability"}
+    assert len(journal) == 3
+    assert journal["DSA, no journal"]["steady"] == 1.0
+    assert journal["DSA, journal"]["commit_s"] > 0
     hot = {row["contender"] for row in result.rows if row["regime"] == "hot"}
     assert hot == set(contenders.NAMES.values())
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
