@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -117,7 +117,8 @@ class Disk:
                 spent += time.perf_counter() - begin
         finally:
             del buffers
-            view.close()
+            with contextlib.suppress(BufferError):  # an error's traceback still holds them
+                view.close()
         latency = np.concatenate(kept) / 1e3 if done else np.zeros(1)
         low, middle, high = np.percentile(latency, [50, 95, 99])
         return Rate(done, spent, block, depth, float(low), float(middle), float(high))
@@ -164,23 +165,23 @@ def _threads(
 ) -> tuple[int, int, NDArray[np.int64]]:
     """The same with one blocking thread for every operation in flight."""
     block = buffers.shape[1] * 4
-    feed: queue.SimpleQueue[int] = queue.SimpleQueue()
     lists: list[list[int]] = [[] for _ in buffers]
     errors: list[BaseException] = []
     lock = threading.Lock()
     counter = iter(range(len(offsets)))
     positions = offsets.tolist() if len(offsets) < 1_000_000 else offsets
     clock = time.perf_counter_ns
-    barrier = threading.Barrier(len(buffers) + 1)
+    go = threading.Event()
     deadline = [0]
 
     def worker(slot: int) -> None:
         memory = memoryview(buffers[slot]).cast("B")
         words, mine = buffers[slot], lists[slot]
         positioned = hasattr(os, "preadv")
-        own = fd if positioned else os.open(path, _buffered_flags())
-        barrier.wait()
+        own = -1
+        go.wait()
         try:
+            own = fd if positioned else os.open(path, _buffered_flags())
             while clock() < deadline[0] and not errors:
                 with lock:
                     index = next(counter, -1)
@@ -204,19 +205,25 @@ def _threads(
             errors.append(error)
         finally:
             memory.release()
-            if not positioned:
+            if not positioned and own >= 0:
                 os.close(own)
-            feed.put(slot)
 
     workers = [threading.Thread(target=worker, args=(slot,)) for slot in range(len(buffers))]
     for thread in workers:
         thread.start()
     begin = clock()
     deadline[0] = begin + nanoseconds
-    barrier.wait()
-    for thread in workers:
-        thread.join()
-    taken = clock() - begin
+    try:
+        go.set()
+        for thread in workers:
+            thread.join()
+    finally:
+        # On Ctrl-C, too: no thread may use the descriptor after the caller has closed it.
+        taken = clock() - begin
+        deadline[0] = 0
+        go.set()
+        for thread in workers:
+            thread.join()
     if errors:
         raise errors[0]
     return sum(map(len, lists)), taken, np.array([x for xs in lists for x in xs], np.int64)

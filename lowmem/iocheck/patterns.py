@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lowmem.plan.access import ZIPF_EXPONENT, _zipf_bins
+from lowmem.plan.access import ZIPF_EXPONENT, zipf_bins
 
 Access = Literal["uniform", "zipf"]
 PAGE = 4096
@@ -46,7 +46,7 @@ class TableAccess:
         if access == "uniform":
             self._chance, self._count = np.array([1.0 / rows]), np.array([float(rows)])
         else:
-            self._chance, self._count = _zipf_bins(rows, ZIPF_EXPONENT)
+            self._chance, self._count = zipf_bins(rows, ZIPF_EXPONENT)
         whole = -(-row_bytes // PAGE) if row_bytes % PAGE == 0 else 0
         # A row that does not divide a page straddles two of them now and then.
         self._pages_per_row = whole or (
@@ -101,7 +101,7 @@ def draw_ids(rows: int, count: int, access: Access, rng: np.random.Generator) ->
     """``count`` ids of one batch, duplicates included; for ``zipf`` the id is the rank."""
     if access == "uniform":
         return rng.integers(0, rows, count, dtype=np.int64)
-    chance, counts = _zipf_bins(rows, ZIPF_EXPONENT)
+    chance, counts = zipf_bins(rows, ZIPF_EXPONENT)
     first = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
     bins = np.searchsorted(np.cumsum(chance * counts), rng.random(count))
     bins = np.minimum(bins, len(counts) - 1)

@@ -49,7 +49,7 @@ def cached_share(
     if access == "uniform":
         return cache_bytes / whole
     neighbours = max(1.0, PAGE_BYTES / row_bytes)
-    rates, counts = _zipf_bins(rows, exponent)
+    rates, counts = zipf_bins(rows, exponent)
     weights = counts / rows
 
     def resident(time: float) -> float:
@@ -62,7 +62,7 @@ def cached_share(
     return float(np.clip(rates * counts @ (1.0 - absent * others), 0.0, 1.0))
 
 
-def _zipf_bins(rows: int, exponent: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def zipf_bins(rows: int, exponent: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Rate of one row and number of rows, for bins of ranks that widen with the rank."""
     edges = np.unique(np.round(np.geomspace(1, rows + 1, min(rows, _BINS) + 1)))
     counts = np.diff(edges)
