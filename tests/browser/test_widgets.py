@@ -133,6 +133,7 @@ def test_an_io_check_runs_shows_progress_and_a_table_and_stops(page: Any, lab: L
     page.wait_for_function("() => /[1-9]\\d?%:/.test(document.body.innerText)")
     stop.click()
     page.get_by_text("Stopped; this is what was measured.").wait_for()
+    page.get_by_text("the check was stopped before its end").first.wait_for()
     screenshot(page, lab, "check-3-stopped")
     run_cell(page, 1)
     page.get_by_text("interrupted True").wait_for()
