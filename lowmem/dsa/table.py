@@ -14,7 +14,8 @@ from lowmem.dsa.residency import Prefetch, Residency
 from lowmem.dsa.store import RowStore
 from lowmem.kernels.threads import run_parallel, thread_count
 
-_ROWS_PER_THREAD = 256  # fewer are done sooner than a thread is woken
+_BYTES_PER_THREAD = 1 << 20  # of traffic; less is done sooner than a thread is woken
+_WHOLE_NUMBERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Table:
         self.step = 0
         self.journal: Journal | None = None
         self.residency = Residency(store, prefetch)
+        self.rows, self.dim = table_shape(param)
         self._shape = param.shape
         self._device = param.device
 
@@ -82,14 +84,14 @@ class Table:
         """
         from lowmem.kernels import cpu
 
-        param, rows, dim = self.param, *table_shape(self.param)
+        param, rows, dim = self.param, self.rows, self.dim
         if param.shape != self._shape or param.device != self._device:
             raise RuntimeError(
                 f"{self.label} is {tuple(param.shape)} on {param.device} now; its moments were "
                 f"made for {tuple(self._shape)} on {self._device}. Make a new optimizer after "
                 "resizing or moving a model"
             )
-        if indices.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+        if indices.dtype not in _WHOLE_NUMBERS:
             raise TypeError(f"{self.label}: indices must be whole numbers, not {indices.dtype}")
         if indices.dim() != 1:
             raise ValueError(
@@ -142,7 +144,7 @@ class Table:
             weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
         )
         if in_place:
-            self._run_kernel(touched, scalars, weight.view(table_shape(weight)).numpy(), emit=False)
+            self._run_kernel(touched, scalars, weight.view(self.rows, self.dim).numpy(), emit=False)
         else:
             self._update_elsewhere(touched, scalars, weight)
         torch.autograd.graph.increment_version(self.param)
@@ -155,7 +157,8 @@ class Table:
 
         keys, shift = touched.keys, touched.shift
         dim = touched.grads.shape[1]
-        parts = min(thread_count(), max(1, touched.rows.size // _ROWS_PER_THREAD))
+        traffic = touched.rows.size * 7 * 4 * dim  # moments and weight twice, gradient once
+        parts = min(thread_count(), max(1, traffic // _BYTES_PER_THREAD))
         bounds = cpu.split_points(keys, shift, parts)
         state = self.store.raw.view(np.float32)
         numbers = (
@@ -221,4 +224,6 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
         pinned.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream(tensor.device).synchronize()
         tensor = pinned
-    return tensor.to("cpu", dtype or tensor.dtype).contiguous().numpy()
+    if dtype is not None and tensor.dtype != dtype:
+        tensor = tensor.to(dtype)
+    return tensor.cpu().contiguous().numpy()
