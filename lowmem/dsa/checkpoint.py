@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pickle
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from lowmem.dsa.optimizer import DSA
 
 _FORMAT = 1
-_KEYS = {"lowmem_checkpoint", "step", "model", "optimizer", "extra"}
+_KEYS = {"lowmem_checkpoint", "token", "step", "model", "optimizer", "extra"}
 
 
 def save(
@@ -30,17 +31,19 @@ def save(
 ) -> None:
     """Write aside, sync, then let one rename make both the file and the commit happen."""
     target = Path(path).expanduser()
+    estate.require_whole()
     _require_loadable(extra)
     commit = estate.next_commit()
     states = optimizer.state_dict()
     payload = {
         "lowmem_checkpoint": _FORMAT,
+        "token": uuid.uuid4().hex,  # near the start of the file, so that no two are alike
         "step": _step(states),
         "model": model.state_dict(),
         "optimizer": states,
         "extra": extra,
     }
-    aside = target.with_name(f"{target.name}.new-{os.getpid()}")
+    aside = target.with_name(f"{target.name}.new")
     try:
         with open(aside, "wb") as file:
             torch.save(payload, file)
@@ -48,12 +51,14 @@ def save(
             os.fsync(file.fileno())
         with interrupts.whole():
             folder = estate.folder.path
-            commits.prepare_commit(folder, commit, aside, target, estate.sync)
+            if estate.journaled:
+                commits.prepare_commit(folder, commit, aside, target, estate.sync)
             os.replace(aside, target)
             if estate.sync:
                 commits.sync_folder(target.parent)
-            commits.settle(folder, sync=estate.sync)
+            # It has happened, whatever fails from here on.
             estate.committed(commit)
+            commits.settle(folder, sync=estate.sync)
     except BaseException:
         with contextlib.suppress(OSError):
             aside.unlink()

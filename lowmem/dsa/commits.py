@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import stat
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,9 @@ from typing import Any
 
 from lowmem.dsa.store import StoreError
 
+_NUMBER = re.compile("[0-9]{1,9}")
 _RECORD, _NEXT = "COMMIT.json", "COMMIT.next"
+_ENDS = 1 << 16
 _LARGEST = 1 << 20  # bytes; a record has a line a table
 
 
@@ -43,14 +47,14 @@ class Commit:
         if not isinstance(fields, dict) or fields.get("format") != 1:
             raise ValueError("it has no format this lowmem knows")
         epoch, tables = fields.get("epoch"), fields.get("tables")
-        if type(epoch) is not int or epoch < 1 or not isinstance(tables, dict):
+        if type(epoch) is not int or not 1 <= epoch < 1 << 48 or not isinstance(tables, dict):
             raise ValueError("its epoch or its tables are missing")
         read: dict[int, tuple[str, int]] = {}
         for number, entry in tables.items():
-            if not number.isdigit() or not isinstance(entry, list) or len(entry) != 2:
+            if not _NUMBER.fullmatch(number) or not isinstance(entry, list) or len(entry) != 2:
                 raise ValueError(f"table {number!r:.40} is no table")
             identity, step = entry
-            if not isinstance(identity, str) or type(step) is not int or step < 0:
+            if not isinstance(identity, str) or type(step) is not int or not 0 <= step < 1 << 48:
                 raise ValueError(f"table {number} has no identity and step")
             read[int(number)] = identity, step
         return cls(epoch, read)
@@ -78,20 +82,27 @@ def prepare_commit(folder: Path, commit: Commit, finished: Path, target: Path, s
 
 
 def settle(folder: Path, *, sync: bool) -> None:
-    """Finish or forget a prepared commit, by whether its checkpoint got its name."""
+    """Finish or forget a prepared commit, by whether its checkpoint got its name.
+
+    Finishing is a rename and needs no space: a disk that is full by now cannot keep a
+    checkpoint and its commit apart.
+    """
     path = folder / _NEXT
     record = _read(path)
     if record is None:
         return
-    commit = _commit(record, path)
+    commit, last = _commit(record, path), read_commit(folder)
     target, fingerprint = record.get("target"), record.get("fingerprint")
     happened = False
-    if isinstance(target, str):
+    if isinstance(target, str) and (last is None or commit.epoch > last.epoch):
         with contextlib.suppress(OSError, ValueError):
             happened = _fingerprint(Path(target)) == fingerprint
     if happened:
-        write_commit(folder, commit, sync=sync)
-    path.unlink()
+        os.replace(path, folder / _RECORD)
+        if sync:
+            sync_folder(folder)
+    else:
+        path.unlink()
 
 
 def sync_folder(folder: Path) -> None:
@@ -105,9 +116,25 @@ def sync_folder(folder: Path) -> None:
 
 
 def _fingerprint(path: Path) -> list[int]:
-    """What stays the same when a file gets another name, and for no other file."""
-    status = os.stat(path)
-    return [status.st_ino, status.st_size, status.st_mtime_ns]
+    """What stays the same when a file gets another name, and for no other checkpoint.
+
+    A checkpoint has a random token near its start. Inode and time would not do: network and
+    user-space file systems change them.
+    """
+    with open(path, "rb", opener=_open_regular) as file:
+        size = os.fstat(file.fileno()).st_size
+        first = zlib.crc32(file.read(_ENDS))
+        file.seek(max(0, size - _ENDS))
+        return [size, first, zlib.crc32(file.read(_ENDS))]
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open without waiting for whoever writes into a pipe, and refuse anything but a file."""
+    file = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise ValueError(f"{path} is no file")
+    return file
 
 
 def _commit(record: dict[str, Any], path: Path) -> Commit:

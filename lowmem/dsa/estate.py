@@ -8,20 +8,20 @@ and so the one that commits, resumes and rolls back. What is promised stands in
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from torch import Tensor
 
-from lowmem.dsa import commits, interrupts
+from lowmem.dsa import commits, interrupts, recovery
 from lowmem.dsa.commits import Commit
 from lowmem.dsa.folder import Mode, StoreFolder
 from lowmem.dsa.journal import Journal
 from lowmem.dsa.residency import Prefetch
-from lowmem.dsa.store import RowStore, StoreError, read_header, require_space
+from lowmem.dsa.store import RowStore, StoreError, read_header, require_fit, require_space
 from lowmem.dsa.table import Table, table_shape
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,8 @@ class Estate:
     ) -> None:
         self.tables: dict[Tensor, Table] = {}
         self.closed = False
+        self._ready = False
+        self._half_done = False
         self._mode = mode
         self._prefetch = prefetch
         self._pid = os.getpid()
@@ -60,96 +62,63 @@ class Estate:
 
     def adopt(self, numbers: Mapping[Tensor, int], labels: Mapping[Tensor, str]) -> None:
         """Resume: open each store in the folder for the parameter of its number."""
-        if not self._mode.startswith("resume"):
-            return
-        folder = self.folder.path
-        commits.settle(folder, sync=self._sync)
-        self._commit = commits.read_commit(folder)
+        if self._mode.startswith("resume"):
+            self._resume(numbers, labels)
+        else:
+            self.folder.drop_journals()  # of stores that somebody removed by hand
+        self._ready = True
+
+    def _resume(self, numbers: Mapping[Tensor, int], labels: Mapping[Tensor, str]) -> None:
         params = {number: param for param, number in numbers.items()}
-        opened: list[tuple[Table, int]] = []
         for number, path in self.folder.stores().items():
-            param = params.get(number)
-            if param is None:
+            if number not in params:
                 raise StoreError(
                     f"{path} belongs to parameter {number}; this optimizer has {len(params)} "
                     "parameters. Pass the same parameters in the same order"
                 )
-            store = self._open(path, number, param)
-            if store is not None:
-                table = self.tables[param] = Table(param, store, self._prefetch, labels[param])
-                table.step = store.header.step
-                opened.append((table, number))
-        for table, number in opened:
-            self._recover(table, number)
-        for table, _ in opened:
-            self._start(table)
-        if not self._journaled:
+            param, header = params[number], read_header(path)[0]
+            require_fit(path, header, table_shape(param)[0], Table.layout(param))
+            if self._mode == "resume-unclean" and not header.clean:
+                log.warning("%s was not closed cleanly; it is taken as it is", path)
+        if self._mode == "resume":
+            self._commit = recovery.recover(self.folder, sync=self._sync)
+        else:
+            self.folder.drop_journals()
+        for number, path in self.folder.stores().items():
+            param = params[number]
+            store = RowStore.open(path, recover=self._mode == "resume-unclean")
+            table = self.tables[param] = Table(param, store, self._prefetch, labels[param])
+            table.step = store.header.step
+        # From here on the rows may leave the folder's copies and checksums behind.
+        self.folder.forget_manifest()
+        if self._journaled:
+            for table in self.tables.values():
+                table.journal = Journal(table.store, sync=self._sync)
+                commit, number = self._commit, self.folder.number(table.store.path)
+                named = commit is not None and number in commit.tables
+                table.journal.attach(commit.epoch if commit is not None and named else 0)
+            if self._commit is None:
+                self.commit()  # the clean end of the run before is the step to come back to
+        else:
             self.folder.drop_journals()
             self._commit = None
-        elif self._commit is None:
-            self.commit()  # the clean end of the run before is the step to come back to
+        for table in self.tables.values():
+            self._mark_used(table)
 
-    def _open(self, path: Path, number: int, param: Tensor) -> RowStore | None:
-        header, _ = read_header(path)
-        committed = self._commit is not None and number in self._commit.tables
-        if self._commit is not None and not committed and not header.clean:
-            log.warning("removed %s: it was made after the last commit", path)
-            self.folder.remove(number)
-            return None
-        recover = (committed and header.journaled) or self._mode == "resume-unclean"
-        return RowStore.open(
-            path, rows=table_shape(param)[0], layout=Table.layout(param), recover=recover
-        )
-
-    def _recover(self, table: Table, number: int) -> None:
-        """Attach the journal, and roll an unclean store back."""
-        store, commit = table.store, self._commit
-        if commit is None or number not in commit.tables:
-            if not store.header.clean:
-                log.warning("%s was not closed cleanly; it is taken as it is", store.path)
-            return
-        identity, step = commit.tables[number]
-        if identity != store.header.identity:
-            raise StoreError(
-                f"{store.path} is store {store.header.identity}; the folder's last commit has "
-                f"{identity}. Parts of two folders were mixed"
-            )
-        if self._mode == "resume-unclean" and not store.header.clean:
-            log.warning("%s was not closed cleanly; it is taken as it is", store.path)
-            return
-        if not self._journaled:
-            if not store.header.clean:
-                self._roll_back(table, self._attached(store, commit.epoch), step)
-            return
-        table.journal = self._attached(store, commit.epoch)
-        if not store.header.clean:
-            self._roll_back(table, table.journal, step)
-
-    def _attached(self, store: RowStore, epoch: int) -> Journal:
-        journal = Journal(store, sync=self._sync)
-        journal.attach(epoch)
-        return journal
-
-    def _roll_back(self, table: Table, journal: Journal, step: int) -> None:
-        rows = journal.roll_back()
-        if self._sync:
-            journal.flush()
-            table.store.flush()
-        table.step = step
-        table.store.mark(step=step, committed_step=step, clean=True)
+    def roll_back(self, table: Table, number: int) -> None:
+        """Bring a sound store back to the last commit."""
+        step = self.committed_step(number)
+        if table.journal is None or step is None:
+            raise StoreError(f"{table.label}: there is no commit to go back to")
+        with interrupts.whole(), self.changing():
+            rows = table.journal.roll_back()
+            table.step = step
         log.warning(
             "%s: rolled %s rows back to the commit at step %s",
             table.label,
             f"{rows:,}",
             f"{step:,}",
         )
-
-    def roll_back(self, table: Table, number: int) -> None:
-        """Bring a sound store back to the last commit."""
-        if table.journal is None or self._commit is None:
-            raise StoreError(f"{table.label}: there is no commit to go back to")
-        self._roll_back(table, table.journal, self._commit.tables[number][1])
-        self._start(table)
 
     def committed_step(self, number: int) -> int | None:
         """The step that a table can come back to, or ``None``."""
@@ -158,22 +127,48 @@ class Estate:
         return self._commit.tables[number][1]
 
     def create(self, param: Tensor, number: int, label: str) -> Table:
-        """Make the store of a parameter."""
+        """Make the store of a parameter; nothing is left of it when that fails."""
         store = RowStore.create(
             self.folder.table_path(number), table_shape(param)[0], Table.layout(param), name=label
         )
-        table = self.tables[param] = Table(param, store, self._prefetch, label)
-        self._start(table)
+        table = Table(param, store, self._prefetch, label)
+        try:
+            if self._journaled:
+                table.journal = Journal(store, sync=self._sync, fresh=True)
+                table.journal.attach(0)
+            self._mark_used(table)
+        except BaseException:
+            if table.journal is not None:
+                table.journal.close()
+            store.close()
+            self.folder.remove(number)
+            raise
+        self.tables[param] = table
         return table
 
-    def _start(self, table: Table) -> None:
+    def _mark_used(self, table: Table) -> None:
         """From here on rows may change."""
-        if self._journaled and table.journal is None:
-            table.journal = Journal(table.store, sync=self._sync)
-        journaled = table.journal is not None and table.journal.epoch > 0
-        table.store.mark(clean=False, journaled=journaled)
+        boot = "" if self._sync else recovery.this_boot()
+        table.store.mark(clean=False, journaled=table.journal is not None, boot=boot)
         if self._sync:
             table.store.flush()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """While rows and weights change. What ends this half way leaves nothing to go on with."""
+        try:
+            yield
+        except BaseException:
+            self._half_done = not self.folder.scratch
+            raise
+
+    def require_whole(self) -> None:
+        """Raise when a step was ended half way."""
+        if self._half_done:
+            raise RuntimeError(
+                "a step of this DSA was ended half way by an error: weights and moments are not "
+                'of one step. close() it, and go on from the last commit with mode="resume"'
+            )
 
     # -- commit ------------------------------------------------------------------------
 
@@ -183,9 +178,11 @@ class Estate:
         Raises:
             OSError: the disk is full; the commit before still holds.
         """
+        self.require_whole()
         with interrupts.whole():
             commit = self.next_commit()
-            commits.write_commit(self.folder.path, commit, sync=self._sync)
+            if self.journaled:
+                commits.write_commit(self.folder.path, commit, sync=self._sync)
             self.committed(commit)
         return commit
 
@@ -196,6 +193,8 @@ class Estate:
                 "a scratch folder is removed at exit, so there is nothing to come back to; give "
                 "DSA a directory= to commit"
             )
+        # A commit that a failed rename left behind comes first.
+        commits.settle(self.folder.path, sync=self._sync)
         tables = {}
         for table in self.tables.values():
             if table.journal is not None:
@@ -210,14 +209,21 @@ class Estate:
         return Commit((self._commit.epoch if self._commit else 0) + 1, tables)
 
     def committed(self, commit: Commit) -> None:
-        """The commit's record has its name: start new journals."""
-        self._commit = commit
+        """The commit's record has its name: start new journals. Never fails."""
+        self._commit = commit if self.journaled else None
         for table in self.tables.values():
             if table.journal is not None:
                 table.journal.begin(commit.epoch)
-            table.store.mark(
-                step=table.step, committed_step=table.step, journaled=table.journal is not None
-            )
+        for table in self.tables.values():
+            try:
+                table.store.mark(step=table.step, committed_step=table.step)
+            except OSError as error:
+                log.warning("%s: the header could not be written: %s", table.store.path, error)
+
+    @property
+    def journaled(self) -> bool:
+        """Whether there is a way back: without one, a commit leaves no record."""
+        return self._journaled
 
     @property
     def sync(self) -> bool:
@@ -256,7 +262,8 @@ class Estate:
             return  # a fork leaves its parent's files alone
         with interrupts.whole():
             try:
-                if not self.folder.scratch and self.tables:
+                # A folder whose resume failed, or a half-done step, is not a clean end.
+                if self._ready and self.tables and not (self._half_done or self.folder.scratch):
                     self._mark_clean()
             finally:
                 for table in self.tables.values():
@@ -267,7 +274,10 @@ class Estate:
 
     def _mark_clean(self) -> None:
         if self._journaled and self._commit is None:
-            self.commit()  # nothing to come back to yet, so this is it
+            try:
+                self.commit()  # nothing to come back to yet, so this is it
+            except OSError as error:
+                log.warning("closed without a commit: %s", error)
         for table in self.tables.values():
             if table.journal is not None:
                 table.journal.refresh_sums()
@@ -275,6 +285,7 @@ class Estate:
                     table.journal.flush()
             if self._sync:
                 table.store.flush()
+        for table in self.tables.values():
             table.store.mark(step=table.step, clean=True)
             if self._sync:
                 table.store.flush()

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 Mode = Literal["create", "resume", "overwrite", "resume-unclean"]
 SCRATCH_PREFIX = "lowmem-scratch-"
 _RAM_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
-_held: set[tuple[int, int]] = set()  # lock files (device, inode) that this process holds
+_held: set[tuple[int, int, int]] = set()  # (process, device, inode) of lock files held
 
 
 class StoreFolder:
@@ -61,7 +61,7 @@ class StoreFolder:
                     'with them or mode="overwrite" to start anew',
                     str(self.path),
                 )
-            if mode.startswith("resume") and not stores:
+            if mode.startswith("resume") and not stores and not self._has_record():
                 raise FileNotFoundError(
                     errno.ENOENT, f'mode="{mode}" found no store in the folder', str(self.path)
                 )
@@ -84,9 +84,13 @@ class StoreFolder:
         found = {}
         for path in sorted(self.path.glob("table-*.rows")):
             number = path.name[len("table-") : -len(".rows")]
-            if number.isdigit():
+            if number.isascii() and number.isdigit() and len(number) < 10:
                 found[int(number)] = path
         return found
+
+    def _has_record(self) -> bool:
+        """Whether a commit was made here, be it before the first store was."""
+        return any((self.path / name).exists() for name in ("COMMIT.json", "COMMIT.next"))
 
     def number(self, path: Path) -> int:
         """The number in a store's name."""
@@ -111,6 +115,10 @@ class StoreFolder:
             for path in self.path.glob(pattern):
                 path.unlink()
 
+    def forget_manifest(self) -> None:
+        """The rows of an export are about to change: its manifest no longer fits them."""
+        (self.path / "MANIFEST.json").unlink(missing_ok=True)
+
     def release(self) -> None:
         """Give up the lock, and remove a scratch folder."""
         if self._lock is None:
@@ -125,7 +133,7 @@ class StoreFolder:
 def _acquire(path: Path) -> IO[str]:
     # Looked up before the file is opened: closing any handle of a file gives up this
     # process's POSIX lock on it.
-    if path.exists() and _key(os.stat(path)) in _held:
+    if path.exists() and (os.getpid(), *_key(os.stat(path))) in _held:
         raise StoreError(
             f"{path.parent} is held by another optimizer of this process; close() it first"
         )
@@ -140,7 +148,11 @@ def _acquire(path: Path) -> IO[str]:
     except BaseException:
         lock.close()
         raise
-    _held.add(_key(os.fstat(lock.fileno())))
+    if not path.exists() or _key(os.stat(path)) != _key(os.fstat(lock.fileno())):
+        # Its last holder removed it between our opening and our locking it.
+        lock.close()
+        return _acquire(path)
+    _held.add((os.getpid(), *_key(os.fstat(lock.fileno()))))
     lock.seek(0)
     lock.truncate()
     lock.write(f"{os.getpid()}\n")
@@ -149,7 +161,7 @@ def _acquire(path: Path) -> IO[str]:
 
 
 def _release(lock: IO[str], path: Path) -> None:
-    _held.discard(_key(os.fstat(lock.fileno())))
+    _held.discard((os.getpid(), *_key(os.fstat(lock.fileno()))))
     with contextlib.suppress(OSError):
         os.unlink(path)
     lock.close()

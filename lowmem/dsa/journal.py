@@ -5,16 +5,19 @@ The promise
 ``opt.commit()`` (or ``opt.save_checkpoint``) marks a step as the one to come back to.
 
 * ``durability="process"`` (default): if the process is killed or crashes at any moment
-  after that, ``mode="resume"`` brings every row back to the bytes of the last commit,
-  and the run goes on bit for bit as if it had been stopped there.
+  after that, ``mode="resume"`` brings every row of every table back to the bytes of the
+  last commit, and the run goes on bit for bit as if it had been stopped there. A machine
+  that was started anew in between is noticed and refused.
 * ``durability="power"``: the same when the machine is lost, for one sync a step that
   touches new rows.
 * ``durability="none"``: no journal. A store that was not closed cleanly is refused, unless
   ``mode="resume-unclean"`` asks for it as it is.
 
 Before the first commit there is nothing to come back to, and an unclean store is refused.
-A clean ``close`` keeps both: the rows as they are and the way back to the last commit, so
-that a checkpoint of either step can be loaded. Scratch folders (``directory=None``) promise
+A table that was made after the last commit goes with the crash. A clean ``close`` keeps
+both: the rows as they are and the way back to the last commit, so that a checkpoint of
+either step can be loaded. What a disk changes by itself is noticed, not mended: damaged rows
+are named. Scratch folders (``directory=None``) promise
 nothing; they are removed.
 
 How
@@ -35,15 +38,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import struct
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowmem.dsa.store import RowStore, StoreError
+from lowmem.dsa.commits import sync_folder
+from lowmem.dsa.store import RowStore, StoreError, reserve
 from lowmem.kernels.threads import run_parallel, thread_count
+
+log = logging.getLogger(__name__)
 
 _MAGIC = b"LMUNDO\0\0"
 _VERSION = 1
@@ -60,6 +68,7 @@ class Journal:
     Args:
         store: the open store.
         sync: wait for the disk after each append (``durability="power"``).
+        fresh: the store was made just now, so all its rows are zeros.
 
     Attributes:
         epoch: the commit that the journal leads back to; 0 while there is none, when
@@ -67,7 +76,7 @@ class Journal:
         records: complete records in the journal.
     """
 
-    def __init__(self, store: RowStore, *, sync: bool) -> None:
+    def __init__(self, store: RowStore, *, sync: bool, fresh: bool = False) -> None:
         if store.layout.row_bytes % 8:
             raise ValueError(f"rows of {store.layout.row_bytes} bytes; a journal needs whole words")
         self.store = store
@@ -81,7 +90,8 @@ class Journal:
         self._touched = np.zeros((store.rows + 7) // 8, np.uint8)
         self._words: NDArray[np.uint64] = store.raw.view(np.uint64)
         self._zero = _zero_hash(store.layout.row_bytes)
-        self._sums = self._open_sums()
+        self._sums = self._open_sums(fresh)
+        self._watched = False
 
     # -- while training ----------------------------------------------------------------
 
@@ -90,10 +100,16 @@ class Journal:
 
         Raises:
             OSError: the disk is full; nothing has changed.
-            StoreError: a row does not match its checksum; nothing has changed.
+            StoreError: a row does not match its checksum, or the folder was removed; nothing
+                has changed.
         """
         from lowmem.kernels import undo
 
+        if self._watched and os.fstat(self._file).st_nlink == 0:
+            raise StoreError(
+                f"{self._undo_path} was removed while it was in use: what is trained from here "
+                "on would be lost. Start anew in a folder that stays"
+            )
         found = np.empty(rows.size, np.int64)
         fresh = found[: undo.untouched(rows, self._touched, found)]
         if fresh.size == 0:
@@ -147,11 +163,18 @@ class Journal:
             run_parallel(undo.hash_rows, calls)
 
     def begin(self, epoch: int) -> None:
-        """Start anew after commit ``epoch``: nothing is touched, the journal is empty."""
+        """Start anew after commit ``epoch``: nothing is touched, the journal is empty.
+
+        Never fails: the commit has happened. A file that cannot be made now is made before
+        the next row changes, and until then the one before tells that nothing has changed.
+        """
         self.epoch = epoch
         self.records = 0
         self._touched[:] = 0
-        self._new_file()
+        try:
+            self._new_file()
+        except OSError as error:
+            log.warning("%s cannot be made yet: %s", self._undo_path, error)
 
     def _new_file(self) -> None:
         """An empty journal, put in place by one rename, so that there is always a whole one."""
@@ -167,23 +190,35 @@ class Journal:
                 os.fsync(file)
             self._close_file()
             os.replace(aside, self._undo_path)
+            if self._sync:
+                sync_folder(self._undo_path.parent)
         except BaseException:
             os.close(file)
             with contextlib.suppress(OSError):
                 os.unlink(aside)
             raise
-        self._file, self._file_epoch, self.records = file, self.epoch, 0
+        self._use(file, self.epoch)
+        self.records = 0
+
+    def _use(self, file: int, epoch: int) -> None:
+        self._file, self._file_epoch = file, epoch
+        self._watched = os.fstat(file).st_nlink == 1  # some file systems always say 0
 
     # -- coming back -------------------------------------------------------------------
 
     def attach(self, epoch: int) -> None:
         """Open the journal that an earlier process left, for commit ``epoch``.
 
+        ``epoch`` 0 starts one for a store that no commit names yet.
+
         Raises:
             StoreError: it is missing although rows may have changed, damaged, or of
                 another store.
         """
         self.epoch = epoch
+        if epoch == 0:  # no commit names this store, so there is nothing to come back to
+            self._new_file()
+            return
         file_epoch, count = self._read_header()
         if file_epoch > epoch:
             raise StoreError(
@@ -194,8 +229,7 @@ class Journal:
             # The crash came after the commit and before the new journal: nothing has changed.
             self._new_file()
             return
-        self._file = os.open(self._undo_path, os.O_RDWR | getattr(os, "O_BINARY", 0))
-        self._file_epoch = file_epoch
+        self._use(os.open(self._undo_path, os.O_RDWR | getattr(os, "O_BINARY", 0)), file_epoch)
         self.records = self._count_sound(count)
         from lowmem.kernels import undo
 
@@ -282,10 +316,14 @@ class Journal:
 
     # -- checksums ---------------------------------------------------------------------
 
-    def damaged_rows(self, limit: int = 100) -> tuple[int, list[int]]:
+    def damaged_rows(
+        self, limit: int = 100, on_progress: Callable[[int], None] | None = None
+    ) -> tuple[int, list[int]]:
         """Rows that do not match their checksums: how many, and the first ``limit``.
 
-        Rows touched since the last commit are left out: a roll back restores those.
+        Rows touched since the last commit are left out while the store is unclean: a roll
+        back restores those. ``on_progress`` gets the number of rows looked at since its
+        last call.
         """
         from lowmem.kernels import undo
 
@@ -297,43 +335,47 @@ class Journal:
             last = min(rows, first + found.size)
             count = undo.find_damaged(first, last, self._words, self._zero, self._sums, found)
             bad = found[:count]
-            fresh = np.empty(bad.size, np.int64)
-            fresh = fresh[: undo.untouched(bad, self._touched, fresh)]
-            total += fresh.size
-            named += fresh[: max(0, limit - len(named))].tolist()
+            if not self.store.header.clean:
+                fresh = np.empty(bad.size, np.int64)
+                bad = fresh[: undo.untouched(bad, self._touched, fresh)]
+            total += bad.size
+            named += bad[: max(0, limit - len(named))].tolist()
+            if on_progress is not None:
+                on_progress(last - first)
         return total, named
 
-    def _open_sums(self) -> NDArray[np.uint64]:
-        size = self.store.rows * 8
-        build = False
-        if not self._sums_path.exists():
-            build = self.store.header.step > 0
-            aside = self._sums_path.with_suffix(".sums.new")
+    def _open_sums(self, fresh: bool) -> NDArray[np.uint64]:
+        """The file of checksums, mapped; made of the rows as they are where there is none."""
+        path, size, shape = self._sums_path, self.store.rows * 8, (self.store.rows,)
+        if fresh:
+            path.unlink(missing_ok=True)
+        if path.exists():
+            if path.stat().st_size != size:
+                raise StoreError(
+                    f"{path} is {path.stat().st_size:,} bytes long, not {size:,}. "
+                    'mode="resume-unclean" makes it anew from the rows as they are'
+                )
+            return np.memmap(path, np.uint64, "r+", shape=shape)
+        aside = path.with_suffix(".sums.new")
+        try:
             with open(aside, "wb") as file:
-                if hasattr(os, "posix_fallocate"):
-                    with contextlib.suppress(OSError):
-                        os.posix_fallocate(file.fileno(), 0, size)
-                file.truncate(size)
-            os.replace(aside, self._sums_path)
-        elif self._sums_path.stat().st_size != size:
-            raise StoreError(
-                f"{self._sums_path} is {self._sums_path.stat().st_size:,} bytes long, not {size:,}"
-            )
-        sums = np.memmap(self._sums_path, np.uint64, "r+", shape=(self.store.rows,))
-        self._sums = sums
-        if build:
-            self.hash_all()
+                reserve(file.fileno(), size, path.parent)
+            sums = np.memmap(aside, np.uint64, "r+", shape=shape)
+            if not fresh:
+                self._hash_all(sums)
+            os.replace(aside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise
         return sums
 
-    def hash_all(self) -> None:
-        """Checksums of every row as it is now."""
+    def _hash_all(self, sums: NDArray[np.uint64]) -> None:
         from lowmem.kernels import undo
 
         for start in range(0, self.store.rows, 1 << 16):
             rows = np.arange(start, min(self.store.rows, start + (1 << 16)), dtype=np.int64)
-            calls = [
-                (rows, lo, hi, self._words, self._zero, self._sums) for lo, hi in _slices(rows.size)
-            ]
+            calls = [(rows, lo, hi, self._words, self._zero, sums) for lo, hi in _slices(rows.size)]
             run_parallel(undo.hash_rows, calls)
 
     def _touched_rows(self):  # type: ignore[no-untyped-def]
@@ -379,6 +421,7 @@ class Journal:
         if self._file >= 0:
             os.close(self._file)
         self._file = self._file_epoch = -1
+        self._watched = False
 
 
 def _packed_count(count: int) -> bytes:

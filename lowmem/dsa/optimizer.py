@@ -194,7 +194,11 @@ class DSA(Optimizer):
         """The part of a step that changes things; what can fail comes first."""
         for table, touched, _ in sparse:
             table.prepare(touched)
-        with interrupts.whole():
+        for _, in_memory in dense:
+            self._init_in_memory(in_memory)
+        estate = self._open_estate()
+        estate.require_whole()
+        with interrupts.whole(), estate.changing():
             for table, touched, group in sparse:
                 scalars = AdamScalars.at_step(
                     table.step + 1, group["lr"], group["betas"], group["eps"], group["maximize"]
@@ -203,13 +207,15 @@ class DSA(Optimizer):
             for group, in_memory in dense:
                 self._step_in_memory(group, in_memory)
 
-    def _step_in_memory(self, group: dict[str, Any], params: list[Tensor]) -> None:
+    def _init_in_memory(self, params: list[Tensor]) -> None:
         for param in params:
             state = self.state[param]
             if not state:
                 state["step"] = torch.zeros(())
                 state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+
+    def _step_in_memory(self, group: dict[str, Any], params: list[Tensor]) -> None:
         adam(
             params,
             [param.grad for param in params if param.grad is not None],
@@ -336,11 +342,14 @@ class DSA(Optimizer):
         estate = self._open_estate()
         params = list(self._numbers)
         plan = states.check(state_dict, self.param_groups, params, self._labels, estate, self.state)
+        for number in plan.on_disk:
+            states.protect(self._table(params[number]))
         super().load_state_dict(plan.in_memory)
         for number in plan.rolled_back:
             estate.roll_back(estate.tables[params[number]], number)
-        for number, entry in plan.on_disk.items():
-            states.write(self._table(params[number]), entry)
+        with interrupts.whole(), estate.changing():
+            for number, entry in plan.on_disk.items():
+                states.write(self._table(params[number]), entry)
 
     def commit(self) -> None:
         """Make this step the one to come back to after a crash; belongs beside ``torch.save``.

@@ -154,12 +154,17 @@ def _check_store(
     return bool(table.step != step)
 
 
+def protect(table: Table) -> None:
+    """Keep the old bytes of all rows; what can fail of writing whole moments."""
+    for start in range(0, table.store.rows, _CHUNK_ROWS):
+        if table.journal is not None:
+            table.journal.protect(np.arange(start, min(table.store.rows, start + _CHUNK_ROWS)))
+
+
 def write(table: Table, entry: Mapping[str, Any]) -> None:
-    """Write whole moments into a store, some rows at a time."""
+    """Write whole moments into a protected store, some rows at a time."""
     rows, dim = table_shape(table.param)
     for start in range(0, rows, _CHUNK_ROWS):
-        if table.journal is not None:
-            table.journal.protect(np.arange(start, min(rows, start + _CHUNK_ROWS)))
         part = slice(start, min(rows, start + _CHUNK_ROWS))
         table.store.write(
             part,

@@ -51,8 +51,9 @@ class StoreError(OSError):
 class Header:
     """What a store says of itself.
 
-    ``step`` is right while ``clean``; ``journaled`` says that every change of a row since
-    ``committed_step`` has its old bytes in the undo journal.
+    ``step`` is right while ``clean``; ``journaled`` says that every change of a row since the
+    folder's commit has its old bytes in the undo journal, and ``boot`` names the start of the
+    machine that must not have ended since for that to hold (empty: it may have).
     """
 
     identity: str
@@ -63,6 +64,7 @@ class Header:
     clean: bool = False
     journaled: bool = False
     name: str = ""
+    boot: str = ""
 
     def to_bytes(self, sequence: int) -> bytes:
         payload = json.dumps(
@@ -75,6 +77,7 @@ class Header:
                 "clean": self.clean,
                 "journaled": self.journaled,
                 "name": self.name,
+                "boot": self.boot,
             }
         ).encode()
         if len(payload) > _SLOT_BYTES - _PREFIX.size:
@@ -92,17 +95,23 @@ class Header:
         if any(type(n) is not int or not 0 <= n < 1 << 48 for n in numbers) or numbers[0] == 0:
             raise ValueError(f"rows, step and committed_step are {numbers}")
         identity, name = fields.get("identity"), fields.get("name")
+        boot = fields.get("boot", "")
         clean, journaled = fields.get("clean"), fields.get("journaled")
-        if not isinstance(identity, str) or not isinstance(name, str):
-            raise ValueError("identity or name is no text")
+        if not isinstance(identity, str) or not isinstance(name, str) or not isinstance(boot, str):
+            raise ValueError("identity, name or boot is no text")
+        if not identity.isascii() or not 0 < len(identity) <= 32:
+            raise ValueError(f"identity {identity!r:.40} is not up to 32 plain letters")
         if type(clean) is not bool or type(journaled) is not bool:
             raise ValueError("a flag is neither true nor false")
         rows, step, committed = (int(n) for n in numbers if n is not None)
-        return cls(identity, rows, layout, step, committed, clean, journaled, name)
+        return cls(identity, rows, layout, step, committed, clean, journaled, name, boot)
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:
     """The header of the file at ``path`` and its sequence number.
+
+    Where one of the two copies is damaged, the other one may be a write behind: such a store
+    counts as not closed cleanly.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -138,7 +147,27 @@ def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:
             f"{path} is not a sound row store: {'; '.join(faults) or 'it has no header'}"
         )
     sequence, header = max(found, key=lambda pair: pair[0])
+    if [number for number, _ in sorted(found, key=lambda pair: pair[0])] != (
+        [1] if sequence == 1 else [sequence - 1, sequence]
+    ):
+        log.warning("%s: one of the two copies of its header is damaged", path)
+        header = replace(header, clean=False)
     return header, sequence
+
+
+def require_fit(path: Path, header: Header, rows: int | None, layout: RowLayout | None) -> None:
+    """Raise ``StoreError`` unless the file is whole and holds ``rows`` rows of ``layout``."""
+    if rows is not None and header.rows != rows:
+        raise StoreError(f"{path} holds {header.rows:,} rows; the parameter has {rows:,}")
+    if layout is not None and header.layout != layout:
+        raise StoreError(f"{path} has rows of {header.layout}; expected {layout}")
+    expected = HEADER_BYTES + header.rows * header.layout.row_bytes
+    actual = path.stat().st_size
+    if actual != expected:
+        raise StoreError(
+            f"{path} is {actual:,} bytes long; its header says {expected:,}. "
+            "It was truncated or copied in part"
+        )
 
 
 class RowStore:
@@ -193,7 +222,7 @@ class RowStore:
         file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0))
         try:
             require_space(path.parent, size)
-            _reserve(file, size, path.parent)
+            reserve(file, size, path.parent)
             os.pwrite(file, header.to_bytes(1) + bytes(_SLOT_BYTES), 0)
             os.replace(aside, path)
             return cls(path, file, header, 1)
@@ -223,22 +252,9 @@ class RowStore:
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, "there is no store to resume", str(path))
         header, sequence = read_header(path)
-        if rows is not None and header.rows != rows:
-            raise StoreError(f"{path} holds {header.rows:,} rows; the parameter has {rows:,}")
-        if layout is not None and header.layout != layout:
-            raise StoreError(f"{path} has rows of {header.layout}; expected {layout}")
-        expected = HEADER_BYTES + header.rows * header.layout.row_bytes
-        actual = path.stat().st_size
-        if actual != expected:
-            raise StoreError(
-                f"{path} is {actual:,} bytes long; its header says {expected:,}. "
-                "It was truncated or copied in part"
-            )
+        require_fit(path, header, rows, layout)
         if not header.clean and not recover:
-            raise StoreError(
-                f"{path} was not closed cleanly, and there is no commit to go back to. Start anew "
-                'with mode="overwrite", or take it as it is with mode="resume-unclean"'
-            )
+            raise unclean(path)
         file = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
         try:
             return cls(path, file, header, sequence)
@@ -364,6 +380,13 @@ class RowStore:
         return f"RowStore({str(self.path)!r}, {self.rows:,} rows of {self.layout}, {state})"
 
 
+def unclean(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} was not closed cleanly, and there is no commit to go back to. Start anew "
+        'with mode="overwrite", or take it as it is with mode="resume-unclean"'
+    )
+
+
 def require_space(folder: Path, needed: int) -> None:
     """Raise ``OSError`` with both figures when ``folder`` has less than ``needed`` bytes free."""
     free = shutil.disk_usage(folder).free
@@ -376,7 +399,8 @@ def require_space(folder: Path, needed: int) -> None:
         )
 
 
-def _reserve(file: int, size: int, folder: Path) -> None:
+def reserve(file: int, size: int, folder: Path) -> None:
+    """Give the file ``size`` bytes of the disk, so that writing to its map cannot fail."""
     if not hasattr(os, "posix_fallocate"):
         os.ftruncate(file, size)
         return
@@ -389,7 +413,10 @@ def _reserve(file: int, size: int, folder: Path) -> None:
             # Some network file systems cannot reserve. Writing zeros is the honest way.
             zeros = bytes(1 << 20)
             for start in range(0, size, len(zeros)):
-                os.pwrite(file, zeros[: size - start], start)
+                part = zeros[: size - start]
+                if os.pwrite(file, part, start) < len(part):
+                    require_space(folder, size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
             return
         raise OSError(
             error.errno, f"{error.strerror} while reserving {size:,} bytes", str(folder)
