@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def figure(result: Result) -> Figure:
     picture = Figure(figsize=(6.2 * columns, 3.3 * lines + 0.5), layout="constrained")
     axes = picture.subplots(lines, columns, squeeze=False).ravel()
     for axis, (title, kind, rows) in zip(axes, panels, strict=False):
-        axis.set_title(title, loc="left", fontsize=10)
+        axis.set_title(textwrap.fill(title, 64), loc="left", fontsize=9)
         {"lines": _by_batch, "stretches": _stretches, "bars": _bars}[kind](axis, rows)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[len(panels) :]:
@@ -89,10 +90,10 @@ def _by_batch(axis: Axes, rows: Rows) -> None:
             label=name,
         )
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
+    _log(axis, rates=True)
     ticks = sorted({row["batch"] for row in rows})
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axis.minorticks_off()
+    axis.xaxis.minorticks_off()
     axis.set_xlabel("ids a step")
     axis.set_ylabel("rows a second")
     axis.grid(alpha=0.3)
@@ -111,15 +112,28 @@ def _stretches(axis: Axes, rows: Rows) -> None:
             linestyle=dashes,
             label=row["contender"],
         )
-    axis.set_yscale("log")
+    _log(axis, rates=False)
     fresh = rows[0]["regime"] == "fresh"
     axis.set_xlabel(f"% of the steps{' (written back to the disk at 50 %)' if fresh else ''}")
-    axis.set_ylabel("ms a step")
+    axis.set_ylabel("milliseconds a step")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7)
 
 
+def _log(axis: Axes, *, rates: bool) -> None:
+    """A logarithmic scale with 1, 2 and 5 of every decade as plain figures."""
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    plain = StrMethodFormatter("{x:g}")
+    axis.yaxis.set_major_formatter(EngFormatter(sep="") if rates else plain)
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
 def _bars(axis: Axes, rows: Rows) -> None:
+    from matplotlib.ticker import EngFormatter
+
     from lowmem.bench.report import format_value
 
     key = "samples_per_s" if "samples_per_s" in rows[0] else "rows_per_s"
@@ -130,4 +144,5 @@ def _bars(axis: Axes, rows: Rows) -> None:
     axis.set_yticks(range(len(rows)), [row["contender"] for row in rows], fontsize=8)
     axis.invert_yaxis()
     axis.margins(x=0.18)
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.set_xlabel("samples a second" if key == "samples_per_s" else "rows a second")

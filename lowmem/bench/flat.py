@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lowmem.bench.contenders import NAMES, Disk
-from lowmem.bench.counters import Device, PeakMemory
+from lowmem.bench.counters import Device, PeakMemory, trim
 from lowmem.bench.turns import Run, figures, table, take_turns, turn
 from lowmem.bench.workloads import Gradients, Ids
 
@@ -64,14 +64,10 @@ def flat(
         for run in runs:
             for size in memory_batches:
                 probe = Run(run.way, Gradients(run.grads.ids, size, dim))
-                turn(probe, 1.0, timed=False, most=3)
-                probe.load()
-                grad = run.way.param.grad
+                probe.grads.ids_at(0)
+                trim()  # what earlier steps gave back must not serve this one unseen
                 with PeakMemory() as peak:
-                    for _ in range(10):
-                        run.way.param.grad = grad
-                        run.way.step()
-                run.way.param.grad = None
+                    turn(probe, float("inf"), timed=False, most=10)
                 peaks.append(
                     {
                         "regime": "memory",

@@ -282,6 +282,9 @@ def test_quick_run_measures_every_regime_and_leaves_nothing(tmp_path: Path, caps
     assert journal["DSA, journal"]["commit_s"] > 0
     hot = {row["contender"] for row in result.rows if row["regime"] == "hot"}
     assert hot == set(contenders.NAMES.values())
+    memory = {row["batch"]: row["peak_bytes"] for row in result.rows if row["regime"] == "memory"}
+    # Two arrays of 64-bit keys at least: memory of a step that the allocator must not hide.
+    assert memory[65536] > 2 * 65536 * 8 > memory[1024]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert "times as fast as SparseAdam" in capsys.readouterr().out
 
