@@ -237,6 +237,8 @@ def verdict(rows: Sequence[dict[str, Any]]) -> list[str]:
         if better:
             said += f" It wins with every seed at {', '.join(better)}."
         notes.append(said)
+    order = sorted(CONTENDERS, key=lambda contender: _best(rows, contender)["loss"])
+    notes.append(f"From best to worst, each at its own best rate: {', '.join(order)}.")
     return notes
 
 

@@ -82,7 +82,9 @@ def test_differences_are_taken_seed_by_seed():
 def test_the_verdict_names_defeats_and_victories():
     losses = {name: [2.0, 3.0] for name in CONTENDERS}
     losses |= {"wrong axis": [2.5, 3.1], "Slim SNR": [1.9, 2.9], "one value": [1.9, 3.2]}
-    said = dict(zip(CONTENDERS, verdict(summarize(outcomes(losses))), strict=True))
+    *notes, order = verdict(summarize(outcomes(losses)))
+    said = dict(zip(CONTENDERS, notes, strict=True))
+    assert "Slim SNR, AdamW, Slim static, one value, wrong axis" in order
     assert "loses to AdamW with every seed at 0.001" in said["wrong axis"]
     assert "wins with every seed at 0.001" in said["Slim SNR"]
     assert "seed" not in said["one value"] + said["Slim static"]
