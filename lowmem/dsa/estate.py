@@ -126,6 +126,19 @@ class Estate:
             return None
         return self._commit.tables[number][1]
 
+    def made_after_commit(self, number: int) -> bool:
+        """Whether going back to the last commit means that this store is not there."""
+        return self._commit is not None and number not in self._commit.tables
+
+    def remove(self, param: Tensor, number: int) -> None:
+        """Close a table's store and remove it."""
+        table = self.tables.pop(param)
+        if table.journal is not None:
+            table.journal.close()
+        table.store.close()
+        self.folder.remove(number)
+        log.warning("%s: removed, it was made after the last commit", table.label)
+
     def create(self, param: Tensor, number: int, label: str) -> Table:
         """Make the store of a parameter; nothing is left of it when that fails."""
         store = RowStore.create(

@@ -57,7 +57,7 @@ _MAGIC = b"LMUNDO\0\0"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQ32sI")  # magic, version, row bytes, epoch, identity, crc32
 _COUNT = struct.Struct("<QI")  # complete records, crc32
-_COUNT_AT = 64
+_COUNT_AT = (64, 80)  # written in turn, so that a torn write leaves the other one
 _HEADER_BYTES = 128
 _CHUNK_BYTES = 16 << 20
 
@@ -92,6 +92,7 @@ class Journal:
         self._zero = _zero_hash(store.layout.row_bytes)
         self._sums = self._open_sums(fresh)
         self._watched = False
+        self._turn = 0
 
     # -- while training ----------------------------------------------------------------
 
@@ -184,7 +185,8 @@ class Journal:
             head = _MAGIC, _VERSION, self.store.layout.row_bytes, self.epoch
             identity = self.store.header.identity.encode()[:32]
             crc = zlib.crc32(_HEADER.pack(*head, identity, 0))
-            page = _HEADER.pack(*head, identity, crc).ljust(_COUNT_AT, b"\0") + _packed_count(0)
+            page = _HEADER.pack(*head, identity, crc).ljust(_COUNT_AT[0], b"\0")
+            page += _packed_count(0)
             write_all(file, memoryview(page.ljust(_HEADER_BYTES, b"\0")), 0)
             if self._sync:
                 os.fsync(file)
@@ -231,6 +233,9 @@ class Journal:
             return
         self._use(os.open(self._undo_path, os.O_RDWR | getattr(os, "O_BINARY", 0)), file_epoch)
         self.records = self._count_sound(count)
+        # Both copies say so before one of them is written again.
+        for _ in _COUNT_AT:
+            self._write_count()
         from lowmem.kernels import undo
 
         for records in self._read_records():
@@ -272,10 +277,11 @@ class Journal:
             raise StoreError(f"{self._undo_path} belongs to another store than {self.store.path}")
         if row_bytes != self.store.layout.row_bytes:
             raise StoreError(f"{self._undo_path} has rows of {row_bytes} bytes")
-        count, _ = _COUNT.unpack_from(page, _COUNT_AT)
-        if _packed_count(count) != page[_COUNT_AT : _COUNT_AT + _COUNT.size]:
+        counts = [_COUNT.unpack_from(page, at) for at in _COUNT_AT]
+        sound = [count for count, crc in counts if _packed_count(count) == _COUNT.pack(count, crc)]
+        if not sound:
             raise damaged
-        return epoch, count
+        return epoch, max(sound)
 
     def _count_sound(self, complete: int) -> int:
         """Number of sound records; damage among the ``complete`` ones is an error."""
@@ -415,7 +421,8 @@ class Journal:
         return np.uint64(zlib.crc32(text) << 32 | zlib.crc32(text[::-1]))
 
     def _write_count(self) -> None:
-        write_all(self._file, memoryview(_packed_count(self.records)), _COUNT_AT)
+        self._turn = 1 - self._turn
+        write_all(self._file, memoryview(_packed_count(self.records)), _COUNT_AT[self._turn])
 
     def _close_file(self) -> None:
         if self._file >= 0:

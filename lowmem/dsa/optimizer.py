@@ -345,6 +345,8 @@ class DSA(Optimizer):
         for number in plan.on_disk:
             states.protect(self._table(params[number]))
         super().load_state_dict(plan.in_memory)
+        for number in plan.removed:
+            estate.remove(params[number], number)
         for number in plan.rolled_back:
             estate.roll_back(estate.tables[params[number]], number)
         with interrupts.whole(), estate.changing():

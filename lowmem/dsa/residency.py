@@ -41,13 +41,13 @@ class Residency:
         self._prefetch = prefetch if pages.AVAILABLE else "never"
         self._faults_before = 0
         self._calm = 0
-        self.asking = self._prefetch == "always"
+        # A store from an earlier run is most likely on the disk; a new one holds nothing yet.
+        resumed = self._prefetch == "auto" and store.header.step > 0
+        self.asking = self._prefetch == "always" or resumed
 
     def before_step(self, rows: np.ndarray) -> None:
         """Ask for the pages of the sorted ``rows`` if some are likely to be missing."""
-        if self.asking:
-            if self._prefetch == "auto":
-                self._stop_when_calm(rows)
+        if self.asking and (self._prefetch == "always" or self._some_missing(rows)):
             self._store.will_need(rows)
         self._faults_before = _major_faults()
 
@@ -63,7 +63,8 @@ class Residency:
                 # Memory turned out to be tighter than it looked: no more huge reads.
                 self._store.advise_random()
 
-    def _stop_when_calm(self, rows: np.ndarray) -> None:
+    def _some_missing(self, rows: np.ndarray) -> bool:
+        """Whether a sample of the rows is not all in memory; stops asking after calm steps."""
         from lowmem.kernels import pages
 
         missing = pages.count_missing(
@@ -74,5 +75,5 @@ class Residency:
             pages.PAGE,
         )
         self._calm = 0 if missing else self._calm + 1
-        if self._calm >= _CALM_STEPS:
-            self.asking = False
+        self.asking = self._calm < _CALM_STEPS
+        return missing > 0

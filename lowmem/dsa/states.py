@@ -31,6 +31,7 @@ class LoadPlan:
     in_memory: dict[str, Any]
     on_disk: dict[int, Mapping[str, Any]]
     rolled_back: list[int]
+    removed: list[int]
 
 
 def save(
@@ -84,6 +85,7 @@ def check(
     on_disk: dict[int, Mapping[str, Any]] = {}
     memory_state: dict[int, Any] = {}
     rolled_back: list[int] = []
+    removed: list[int] = []
     for number, saved_number in enumerate(order):
         entry = state_dict["state"].get(saved_number)
         param = params[number]
@@ -105,6 +107,9 @@ def check(
         elif entry:
             memory_state[saved_number] = entry
         elif table is not None and table.step:
+            if ours is not None and estate.made_after_commit(number):
+                removed.append(number)  # back then there was no such store
+                continue
             raise StoreError(
                 f"{label}: the store here stands at step {table.step:,}; the state dict has no "
                 "state for it (step 0)"
@@ -113,7 +118,7 @@ def check(
         {**{k: v for k, v in group.items() if k != "params"}, **saved}
         for group, saved in zip(groups, saved_groups, strict=True)
     ]
-    return LoadPlan({"state": memory_state, "param_groups": filled}, on_disk, rolled_back)
+    return LoadPlan({"state": memory_state, "param_groups": filled}, on_disk, rolled_back, removed)
 
 
 def _belongs_on_disk(

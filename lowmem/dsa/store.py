@@ -40,6 +40,7 @@ FORMAT_VERSION = 1
 _MAGIC = b"LMROWST\0"
 _SLOT_BYTES = 2048
 _PREFIX = struct.Struct("<8sIIIQ")  # magic, version, payload bytes, crc32 of what follows, sequence
+_POPULATE_SHARE = 0.1  # of the available memory; more dirty pages than that stall on the disk
 _HUGE_SHARE = 0.25  # of the available memory; above it, huge pages would fight the page cache
 
 
@@ -225,12 +226,14 @@ class RowStore:
             reserve(file, size, path.parent)
             os.pwrite(file, header.to_bytes(1) + bytes(_SLOT_BYTES), 0)
             os.replace(aside, path)
-            return cls(path, file, header, 1)
+            store = cls(path, file, header, 1)
         except BaseException:
             os.close(file)
             with contextlib.suppress(OSError):
                 os.unlink(aside)
             raise
+        store._populate()
+        return store
 
     @classmethod
     def open(
@@ -323,6 +326,43 @@ class RowStore:
             self._advise(getattr(mmap, "MADV_HUGEPAGE", None))
         else:
             self.advise_random()
+
+    def _populate(self) -> None:
+        """Map a new store's pages at once, where it is small and they would come one by one.
+
+        Zeroing memory costs the same either way, as it does for a tensor of zeros; a fault
+        a page on top of it makes the first steps several times slower than the later ones.
+        Where the kernel maps huge pages of this file, faults are too few to matter.
+        """
+        from lowmem.kernels import pages
+
+        available = available_memory_bytes()
+        small = available is not None and self.file_bytes <= _POPULATE_SHARE * available
+        if not (pages.AVAILABLE and self.roomy and small) or self._huge_pages_work():
+            return
+        size = self.raw.size
+        step = 1 << 22
+        parts = thread_count()
+        calls = [
+            (self.address, size * part // parts, size * (part + 1) // parts, step, pages.PAGE)
+            for part in range(parts)
+        ]
+        run_parallel(pages.populate, calls)
+
+    def _huge_pages_work(self) -> bool:
+        """Whether touching pages of one aligned stretch of 2 MiB takes fewer faults than pages."""
+        import resource
+
+        huge, touches = 1 << 21, 16
+        start = -self.address % huge
+        if start + huge > self.raw.size:
+            return False
+        flat = self.raw.reshape(-1)
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        flat[start : start + touches * mmap.PAGESIZE : mmap.PAGESIZE] = 0
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        faults = after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt
+        return faults < touches // 2
 
     def advise_random(self) -> None:
         """Tell the kernel to read single pages only."""
