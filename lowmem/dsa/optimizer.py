@@ -7,6 +7,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from lowmem.dsa import checkpoint, interrupts, states
+from lowmem.dsa import checkpoint, interrupts, states, transfer
 from lowmem.dsa.estate import Durability, Estate
 from lowmem.dsa.folder import Mode
 from lowmem.dsa.residency import Prefetch
@@ -86,6 +87,8 @@ class DSA(Optimizer):
         prefetch: Prefetch = "auto",
         durability: Durability = "process",
     ) -> None:
+        from lowmem.kernels import cpu  # numba: half a second that `import lowmem` does not take
+
         _require_choice("mode", mode, ("create", "resume", "overwrite", "resume-unclean"))
         _require_choice("prefetch", prefetch, ("auto", "always", "never"))
         _require_choice("durability", durability, ("process", "power", "none"))
@@ -94,6 +97,7 @@ class DSA(Optimizer):
         self._labels: dict[Tensor, str] = {}
         defaults = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
         super().__init__(params, defaults)
+        cpu.warm_up()
         estate = Estate(directory, mode, prefetch, durability)
         try:
             estate.adopt(self._numbers, self._labels)
@@ -392,6 +396,39 @@ class DSA(Optimizer):
     def load_extra(self, path: str | os.PathLike[str]) -> Any:
         """The ``extra`` of a checkpoint."""
         return checkpoint.read(path)["extra"]
+
+    def export(self, directory: str | os.PathLike[str]) -> None:
+        """Make an independent copy of the stores at this step, for another disk or machine.
+
+        May be interrupted: a second call skips what is there already. While it runs, the copy
+        of the call before is gone, so keep two folders in turn where that matters. A
+        checkpoint of this step fits the copy. Takes no memory beyond a few blocks.
+
+        Args:
+            directory: an empty or new folder, or one with an earlier export of these stores.
+
+        Raises:
+            FileExistsError: the folder holds other stores.
+            OSError: too little space, with both figures; training may go on.
+        """
+        self._open_estate().export(Path(directory).expanduser().absolute())
+
+    @staticmethod
+    def import_(
+        directory: str | os.PathLike[str], to: str | os.PathLike[str] | None = None
+    ) -> Path:
+        """Check what :meth:`export` wrote, byte for byte, and copy it to ``to`` if given.
+
+        Returns:
+            the folder to pass as ``directory=`` with ``mode="resume"``.
+
+        Raises:
+            FileNotFoundError: no export, or one that was broken off.
+            StoreError: a file does not match its checksums; the rows are named.
+            FileExistsError: ``to`` holds stores already.
+        """
+        source = Path(directory).expanduser().absolute()
+        return transfer.import_(source, None if to is None else Path(to).expanduser().absolute())
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(

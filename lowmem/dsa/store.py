@@ -307,6 +307,16 @@ class RowStore:
         """Copies of the rows ``indices``, one array ``(len(indices), count)`` a field."""
         return {name: view[indices] for name, view in self.fields.items()}
 
+    def read_bytes(self, start: int, size: int) -> bytes:
+        """Bytes of the file, read past the map so that they do not count as this process's."""
+        data = bytearray()
+        while len(data) < size:
+            part = os.pread(self._file, size - len(data), start + len(data))
+            if not part:
+                raise StoreError(f"{self.path} ends at byte {start + len(data):,}")
+            data += part
+        return bytes(data)
+
     def write(self, indices: np.ndarray | slice, values: Mapping[str, np.ndarray]) -> None:
         """Set whole fields of the rows ``indices``."""
         for name, array in values.items():

@@ -158,3 +158,15 @@ def unique_rows(keys, shift, rows):
             unique += 1
             last = row
     return unique
+
+
+def warm_up() -> None:
+    """Compile every kernel, or load it from the cache, so that the first step does not."""
+    ids, keys, rows = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    pack_keys(ids, 2, keys)
+    unique_rows(keys, 2, rows)
+    count_unique(keys, 2)
+    bounds = split_points(keys, 2, 1)
+    numbers = (np.float32(1),) * 5
+    grads, state, weight = (np.zeros(shape, np.float32) for shape in ((2, 1), (1, 2), (1, 1)))
+    adam_rows(keys, bounds[0], bounds[1], 2, grads, state, weight, 0, False, *numbers)

@@ -55,6 +55,18 @@ def advise_rows(rows, lo, hi, base, row_bytes, page, advice):
 
 
 @njit(nogil=True, cache=True)
+def populate(base, lo, hi, step, page):
+    """Map the pages of bytes ``lo:hi`` after ``base`` for writing, ``step`` bytes a call."""
+    start = (base + lo) // page * page
+    end = (base + hi) // page * page
+    while start < end:
+        size = min(step, end - start)
+        if _madvise(np.uintp(start), np.uintp(size), np.int32(MADV_POPULATE_WRITE)) != 0:
+            return  # an older kernel: pages come one by one
+        start += size
+
+
+@njit(nogil=True, cache=True)
 def count_missing(rows, samples, base, row_bytes, page):
     """Of ``samples`` rows taken evenly from ``rows``, how many start in a page not in memory."""
     resident = np.zeros(1, np.uint8)
