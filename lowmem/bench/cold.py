@@ -18,7 +18,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,12 @@ def under_limit(
     batches: Sequence[int],
     names: Sequence[str],
     seconds: float,
-    memory_limits: dict[str, float],
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Rows of the result, and the disk's limits, from a child with ``limit`` bytes of memory.
+    limits: dict[str, float],
+) -> Iterator[dict[str, Any]]:
+    """Rows of the result from a child with ``limit`` bytes of memory.
+
+    The disk's limits are added to ``limits``. Stopped by Ctrl-C, it gives what the child had
+    measured by then and raises ``KeyboardInterrupt`` after that.
 
     Raises:
         OSError: no control group can be made, or the child failed.
@@ -65,22 +68,29 @@ def under_limit(
                     "batches": list(batches),
                     "names": list(names),
                     "seconds": seconds,
-                    "memory_limits": memory_limits,
+                    "memory_limits": limits,
                 }
             )
         )
         child = subprocess.Popen([sys.executable, "-m", "lowmem.bench.cold", str(spec)])
+        stopped = False
         try:
-            status = child.wait()
+            child.wait()
+        except KeyboardInterrupt:
+            stopped = True
         finally:
             if child.poll() is None:
                 child.terminate()
-                child.wait()
-    if status != 0 or not out.exists():
+            status = child.wait()
+    if out.exists():
+        result = json.loads(out.read_text())
+        limits.update(result["limits"])
+        yield from result["rows"]
+    if stopped:
+        raise KeyboardInterrupt
+    if status != 0:
         word = "was killed; the limit may be too small" if status < 0 else "failed; see above"
         raise OSError(f"the child under the memory limit {word} (status {status})")
-    result = json.loads(out.read_text())
-    return result["rows"], result["limits"]
 
 
 def warm(way: Way, draw: Any, budget: int) -> int:
@@ -179,9 +189,10 @@ def _child(spec: dict[str, Any]) -> None:
                 add_ratio(group, "to_memmap", NAMES["memmap"])
                 add_ratio(group, "to_random", NAMES["memmap-random"])
                 found += group
-    Path(spec["out"]).write_text(
-        json.dumps({"rows": found, "limits": {k: v for k, v in limits.items() if "iops" in k}})
-    )
+                aside = Path(spec["out"] + ".part")
+                disk = {key: value for key, value in limits.items() if "iops" in key}
+                aside.write_text(json.dumps({"rows": found, "limits": disk}))
+                os.replace(aside, spec["out"])
 
 
 if __name__ == "__main__":

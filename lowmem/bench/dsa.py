@@ -15,6 +15,7 @@ Gradients are as autograd leaves them, not coalesced and with duplicates; the wh
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,40 +177,49 @@ def run(args: argparse.Namespace) -> Result:
     with scratch(args.directory) as folder:
         settings.names, said = regimes.equal(settings.names, folder, settings.dims[0])
         settings.notes += said
-        found = [
-            row
-            for count in settings.rows
-            for dim in settings.dims
-            for row in _one_table(settings, folder, count, dim, limits)
-        ]
-        if "flat" in settings.regimes:
-            found += _flat(settings, folder, limits)
-        if "cold-limit" in settings.regimes:
-            found += _cold(settings, folder, limits)
+        found: list[dict[str, Any]] = []
+        try:
+            for row in _measure(settings, folder, limits):
+                found.append(row)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            settings.notes.append("Stopped before the end: what had been measured is here.")
     facts |= {key: value for key, value in limits.items() if "iops" in key}
     notes = [*summary(found), *settings.notes]
     return Result("dsa", args.command_line, facts, found, COLUMNS, main="rows_per_s", notes=notes)
 
 
+def _measure(
+    settings: Settings, folder: Path, limits: dict[str, float]
+) -> Iterator[dict[str, Any]]:
+    for count in settings.rows:
+        for dim in settings.dims:
+            yield from _one_table(settings, folder, count, dim, limits)
+    if "flat" in settings.regimes:
+        yield from _flat(settings, folder, limits)
+    if "cold-limit" in settings.regimes:
+        yield from _cold(settings, folder, limits)
+
+
 def _one_table(
     settings: Settings, folder: Path, rows: int, dim: int, limits: dict[str, float]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     from lowmem.bench import regimes
     from lowmem.bench.durability import durability
     from lowmem.bench.space import part, that_fit
     from lowmem.bench.training import end_to_end
 
-    found: list[dict[str, Any]] = []
     names, said = that_fit(settings.names, rows, dim)
     settings.notes += said
     if not names:
-        return found
+        return
     common: dict[str, Any] = {"rows": rows, "dim": dim, "limits": limits}
     state = 8 * rows * dim
     on_disk = state * sum(name not in ("adam", "sparse-adam") for name in names)
     if "hot" in settings.regimes:
         with part(folder, on_disk) as home:
-            found += regimes.hot(
+            yield from regimes.hot(
                 names,
                 home,
                 ids=settings.ids,
@@ -221,7 +231,7 @@ def _one_table(
         for ids in settings.ids:
             for batch in settings.fresh_batches:
                 with part(folder, state) as home:
-                    found += regimes.fresh(
+                    yield from regimes.fresh(
                         [name for name in names if name != "adam"],
                         home,
                         ids=ids,
@@ -231,7 +241,7 @@ def _one_table(
                     )
     if "end-to-end" in settings.regimes:
         with part(folder, on_disk) as home:
-            found += end_to_end(
+            yield from end_to_end(
                 names,
                 home,
                 ids=settings.ids,
@@ -241,7 +251,7 @@ def _one_table(
             )
     if "durability" in settings.regimes and "dsa" in names:
         with part(folder, 6 * state) as home:  # three stores, and their journals at worst
-            found += durability(
+            yield from durability(
                 home,
                 ids=settings.ids[:1],
                 batch=settings.fresh_batches[0],
@@ -251,7 +261,7 @@ def _one_table(
             )
     if "cold-dropped" in settings.regimes and "dsa" in names:
         with part(folder, state) as home:
-            found += regimes.dropped(
+            yield from regimes.dropped(
                 names,
                 home,
                 ids=settings.ids,
@@ -259,10 +269,9 @@ def _one_table(
                 seconds=settings.seconds,
                 **common,
             )
-    return found
 
 
-def _flat(settings: Settings, folder: Path, limits: dict[str, float]) -> list[dict[str, Any]]:
+def _flat(settings: Settings, folder: Path, limits: dict[str, float]) -> Iterator[dict[str, Any]]:
     import shutil
 
     from lowmem.bench.flat import flat
@@ -276,7 +285,7 @@ def _flat(settings: Settings, folder: Path, limits: dict[str, float]) -> list[di
         )
         rows.pop()
     with part(folder, 8 * dim * sum(rows)) as home:
-        return flat(
+        yield from flat(
             home,
             rows=rows,
             dim=dim,
@@ -287,7 +296,7 @@ def _flat(settings: Settings, folder: Path, limits: dict[str, float]) -> list[di
         )
 
 
-def _cold(settings: Settings, folder: Path, limits: dict[str, float]) -> list[dict[str, Any]]:
+def _cold(settings: Settings, folder: Path, limits: dict[str, float]) -> Iterator[dict[str, Any]]:
     from lowmem.bench.cgroup import unavailable
     from lowmem.bench.cold import under_limit
     from lowmem.bench.space import part
@@ -298,11 +307,10 @@ def _cold(settings: Settings, folder: Path, limits: dict[str, float]) -> list[di
             f"cold by memory limit: not available, {reason}. Give --rows whose state is larger "
             "than the memory to see it here"
         )
-        return []
-    found: list[dict[str, Any]] = []
+        return
     for rows in settings.cold_rows:
         with part(folder, 8 * rows * settings.dims[0]) as home:
-            more, disk = under_limit(
+            yield from under_limit(
                 home,
                 limit=settings.limit,
                 rows=rows,
@@ -311,8 +319,5 @@ def _cold(settings: Settings, folder: Path, limits: dict[str, float]) -> list[di
                 batches=settings.cold_batches,
                 names=settings.names,
                 seconds=3 * settings.seconds,
-                memory_limits=limits,
+                limits=limits,
             )
-        found += more
-        limits.update(disk)
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def durability(
     steps: int,
     repeats: int,
     limits: dict[str, float],
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Hot steps between two commits, ``steps`` of them, for every promise.
 
     The first stretch after a commit saves each row at its first touch; ``first_touch`` is
@@ -45,7 +45,6 @@ def durability(
     param = table(rows, dim)
     param.data.fill_(0.01)
     each = max(1, steps // _STRETCHES)
-    found: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         ways = {}
         for kind in NAMES:
@@ -95,5 +94,4 @@ def durability(
                 row["steady"] = float(mine[half:].sum() / base[half:].sum())
                 if commits[kind]:
                     row["commit_s"] = float(np.median(commits[kind][1:] or commits[kind]))
-                found.append(row)
-    return found
+                yield row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def flat(
     memory_batches: Sequence[int],
     seconds: float,
     limits: dict[str, float],
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """DSA on tables of several heights, the same number of hot rows scattered over each.
 
     The weights and the file are reserved in full; memory is taken by the hot rows only. The
@@ -35,8 +35,6 @@ def flat(
     page cache.
     """
     hot = min(HOT_ROWS, *rows)
-    found: list[dict[str, Any]] = []
-    peaks: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         runs = []
         for count in rows:
@@ -60,7 +58,7 @@ def flat(
             row = figures(run, limits, regime="flat", workload=label)
             base = runs[0].timing.median
             row["to_smallest"] = row["step_s"] / base
-            found.append(row)
+            yield row
         for run in runs:
             for size in memory_batches:
                 probe = Run(run.way, Gradients(run.grads.ids, size, dim))
@@ -68,17 +66,14 @@ def flat(
                 trim()  # what earlier steps gave back must not serve this one unseen
                 with PeakMemory() as peak:
                     turn(probe, float("inf"), timed=False, most=10)
-                peaks.append(
-                    {
-                        "regime": "memory",
-                        "workload": f"memory that steps take beyond weights, gradient and page "
-                        f"cache, dim {dim}",
-                        "contender": f"{run.way.name}, batch {size:,}",
-                        "rows": run.grads.ids.rows,
-                        "dim": dim,
-                        "batch": size,
-                        "gradient_bytes": size * dim * 4,
-                        "peak_bytes": peak.bytes,
-                    }
-                )
-    return found + peaks
+                yield {
+                    "regime": "memory",
+                    "workload": f"memory that steps take beyond weights, gradient and page "
+                    f"cache, dim {dim}",
+                    "contender": f"{run.way.name}, batch {size:,}",
+                    "rows": run.grads.ids.rows,
+                    "dim": dim,
+                    "batch": size,
+                    "gradient_bytes": size * dim * 4,
+                    "peak_bytes": peak.bytes,
+                }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from lowmem.bench.turns import Run, add_ratio, figures, hot_ways, table, take_tu
 from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
 from lowmem.dsa.store import HEADER_BYTES
 
-Rows = list[dict[str, Any]]
+Rows = Iterator[dict[str, Any]]
 _STRETCHES = 10
 
 
@@ -75,7 +75,6 @@ def hot(
 ) -> Rows:
     """Every row was touched before, and everything is in memory."""
     param = table(rows, dim)
-    found: Rows = []
     with contextlib.ExitStack() as stack:
         ways = hot_ways(names, param, folder, stack)
         device = Device(folder)
@@ -86,8 +85,7 @@ def hot(
                 take_turns(runs, seconds=seconds, device=device, label=label)
                 group = [figures(run, limits, regime="hot", workload=label) for run in runs]
                 add_ratio(group, "to_sparse", NAMES["sparse-adam"])
-                found += group
-    return found
+                yield from group
 
 
 def fresh(
@@ -156,7 +154,7 @@ def fresh(
         if base is not None:
             row["stretch_ratio"] = (base / median).tolist()
             row["worst_stretch"] = float((base / median).min())
-    return group
+    yield from group
 
 
 def dropped(
@@ -173,7 +171,6 @@ def dropped(
     """The state's file is written back and dropped from memory before each step."""
     param = table(rows, dim)
     param.data.fill_(0.01)
-    found: Rows = []
     with contextlib.ExitStack() as stack:
         ways = make_shared([name for name in names if name.startswith("memmap")], param, folder)
         for way in ways:
@@ -202,5 +199,4 @@ def dropped(
                 ]
                 add_ratio(group, "to_memmap", NAMES["memmap"])
                 add_ratio(group, "to_random", NAMES["memmap-random"])
-                found += group
-    return found
+                yield from group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,9 @@ def end_to_end(
     batch: int,
     seconds: float,
     limits: dict[str, float],
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Rows of the result: the same contenders as in ``hot``, in a training loop."""
     param = table(rows, dim)
-    found: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         ways = [Training(way) for way in hot_ways(names, param, folder, stack)]
         param.data.uniform_(-0.1, 0.1)
@@ -81,5 +80,4 @@ def end_to_end(
                 row["samples_per_s"] = batch // 2 / row["step_s"]
                 del row["rows_per_s"]
                 row.pop("limit_share", None)
-            found += group
-    return found
+            yield from group

@@ -347,6 +347,19 @@ def test_without_control_groups_the_result_says_so(
     assert any("no memory control groups" in note for note in result.notes)
 
 
+def test_a_stopped_run_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(regimes, "fresh", stop)
+    words = ["--quick", "--regimes", "hot,fresh", *TINY, "--directory", str(tmp_path)]
+    assert main(["bench", "dsa", *words, "--contenders", "sparse-adam,dsa"]) == 0
+    assert "hot: DSA is" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_leaves_nothing(tmp_path: Path, sent: signal.Signals) -> None:
