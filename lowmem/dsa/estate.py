@@ -12,11 +12,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
 
-from lowmem.dsa import commits, interrupts, recovery
+from lowmem.dsa import commits, interrupts, recovery, transfer
 from lowmem.dsa.commits import Commit
 from lowmem.dsa.folder import Mode, StoreFolder
 from lowmem.dsa.journal import Journal
@@ -232,6 +233,14 @@ class Estate:
                 table.store.mark(step=table.step, committed_step=table.step)
             except OSError as error:
                 log.warning("%s: the header could not be written: %s", table.store.path, error)
+
+    def export(self, directory: Path) -> None:
+        """Copy the stores as they are now into another folder."""
+        self.require_whole()
+        if directory == self.folder.path:
+            raise ValueError(f"{directory} is the folder in use; export to another one")
+        tables = [(table.store, table.journal, table.step) for table in self.tables.values()]
+        transfer.export(tables, directory)
 
     @property
     def journaled(self) -> bool:

@@ -51,7 +51,7 @@ class StoreFolder:
                 )
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock: IO[str] | None = None
-        self._lock = _acquire(self.path / "LOCK")
+        self._lock = acquire_lock(self.path / "LOCK")
         try:
             stores = self.stores()
             if mode == "create" and stores:
@@ -126,11 +126,11 @@ class StoreFolder:
         if self.scratch:
             # While the lock is still held, so that nobody sweeps or takes it in between.
             shutil.rmtree(self.path, ignore_errors=True)
-        _release(self._lock, self.path / "LOCK")
+        release_lock(self._lock, self.path / "LOCK")
         self._lock = None
 
 
-def _acquire(path: Path) -> IO[str]:
+def acquire_lock(path: Path) -> IO[str]:
     # Looked up before the file is opened: closing any handle of a file gives up this
     # process's POSIX lock on it.
     if path.exists() and (os.getpid(), *_key(os.stat(path))) in _held:
@@ -151,7 +151,7 @@ def _acquire(path: Path) -> IO[str]:
     if not path.exists() or _key(os.stat(path)) != _key(os.fstat(lock.fileno())):
         # Its last holder removed it between our opening and our locking it.
         lock.close()
-        return _acquire(path)
+        return acquire_lock(path)
     _held.add((os.getpid(), *_key(os.fstat(lock.fileno()))))
     lock.seek(0)
     lock.truncate()
@@ -160,7 +160,7 @@ def _acquire(path: Path) -> IO[str]:
     return lock
 
 
-def _release(lock: IO[str], path: Path) -> None:
+def release_lock(lock: IO[str], path: Path) -> None:
     _held.discard((os.getpid(), *_key(os.fstat(lock.fileno()))))
     with contextlib.suppress(OSError):
         os.unlink(path)
@@ -204,9 +204,9 @@ def _sweep_scratch(folder: Path) -> None:
         if not lock_path.exists():
             continue
         with contextlib.suppress(OSError):
-            lock = _acquire(lock_path)
+            lock = acquire_lock(lock_path)
             shutil.rmtree(path, ignore_errors=True)
-            _release(lock, lock_path)
+            release_lock(lock, lock_path)
             log.info("removed %s, left behind by a process that died", path)
 
 

@@ -376,6 +376,12 @@ class Journal:
             raise
         return sums
 
+    def sums_as_bytes(self) -> tuple[int, Callable[[int, int], bytes]]:
+        """The checksums of the rows as they are: the file's length and a reader of it."""
+        self.refresh_sums()
+        flat = self._sums.view(np.uint8)
+        return flat.size, lambda start, size: flat[start : start + size].tobytes()
+
     def _hash_all(self, sums: NDArray[np.uint64]) -> None:
         from lowmem.kernels import undo
 
