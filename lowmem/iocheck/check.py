@@ -268,7 +268,7 @@ def _measure_steps(
     table = TableAccess(report.rows, row_bytes, report.access)
     step = table.step(report.batch, 0)
     # DSA's own choice, for a store of the person's size.
-    large = store.is_large(report.store_bytes)
+    large = store.is_large(report.store_bytes, report.cache_bytes)
     if large:
         store.use_single_pages()
     seconds = budget.begin("hot", "DSA steps, everything in memory")

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from lowmem.dsa.store import _HUGE_SHARE
-from lowmem.env import available_memory_bytes
 
 from .patterns import PAGE, Access, draw_ids
 from .predict import StepCost
@@ -63,10 +62,9 @@ class SampleStore:
         self._store.advise_random()
 
     @staticmethod
-    def is_large(store_bytes: int) -> bool:
+    def is_large(store_bytes: int, memory_bytes: int) -> bool:
         """Whether DSA reads a store of this size page by page, by its own rule."""
-        available = available_memory_bytes()
-        return available is None or store_bytes > _HUGE_SHARE * available
+        return store_bytes > _HUGE_SHARE * memory_bytes
 
     def write_back(self) -> None:
         self._store.flush()
