@@ -100,6 +100,7 @@ class Settings:
     regimes: list[str]
     ids: list[str]
     names: list[str]
+    fresh_names: tuple[str, ...]
     batches: list[int]
     fresh_batches: list[int]
     rows: list[int]
@@ -129,6 +130,7 @@ class Settings:
             regimes=args.regimes or list(REGIMES),
             ids=pick(args.ids, ["uniform", "zipf"], ["uniform", "zipf"], list(IDS)),
             names=args.contenders or list(CONTENDERS),
+            fresh_names=("sparse-adam", "dsa") if quick else CONTENDERS[1:],
             batches=pick(args.batch, [8192], grid, [1024, 4096, 16384, 65536]),
             fresh_batches=pick(args.batch, [8192], [8192], grid),
             rows=pick(args.rows, [200_000], [1_000_000], [1_000_000, 10_000_000]),
@@ -232,7 +234,7 @@ def _one_table(
             for batch in settings.fresh_batches:
                 with part(folder, state) as home:
                     yield from regimes.fresh(
-                        [name for name in names if name != "adam"],
+                        [name for name in names if name in settings.fresh_names],
                         home,
                         ids=ids,
                         batch=batch,
