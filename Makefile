@@ -69,6 +69,7 @@ lint: $(READY)
 
 clean:
 	rm -rf $(VENV) build dist demo_out snr_data lowmem-scratch-*
+	rm -rf notebooks/lowmem-scratch-* notebooks/lowmem_01.json
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml requirements.txt

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -105,6 +105,32 @@ def evaluate(model: GPT, text: Tensor, batches: int = 16, batch: int = 32) -> fl
     return float(torch.stack(losses).mean())
 
 
+def training(
+    model: GPT, optimizer: Optimizer, text: Tensor, steps: int, *, batch: int = 8, seed: int = 0
+) -> Iterator[float]:
+    """Train step by step, giving back each step's loss: ``zip`` several to run them abreast.
+
+    The learning rate rises over the first tenth and falls by a cosine to a tenth. Gradients
+    are clipped at norm 1.
+    """
+    random = torch.Generator().manual_seed(seed)
+    warmup = max(1, steps // 10)
+
+    def factor(step: int) -> float:
+        along = max(0, step - warmup) / max(1, steps - warmup)
+        return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * min(1.0, along)))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    for _ in range(steps):
+        loss = model.loss(sample(text, batch, model.context, random))
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        yield loss.item()
+
+
 def train(
     model: GPT,
     optimizer: Optimizer,
@@ -115,29 +141,15 @@ def train(
     seed: int = 0,
     on_step: Callable[[int, float], object] | None = None,
 ) -> list[float]:
-    """Train for ``steps`` steps and return every step's loss.
+    """``training`` to its end; every step's loss.
 
-    The learning rate rises over the first tenth and falls by a cosine to a tenth. Gradients
-    are clipped at norm 1. ``on_step(step, loss)`` is called after every step, from 1 on;
-    returning ``False`` ends the training.
+    ``on_step(step, loss)`` is called after every step, from 1 on; returning ``False`` ends
+    the training.
     """
-    random = torch.Generator().manual_seed(seed)
-    warmup = max(1, steps // 10)
-
-    def factor(step: int) -> float:
-        along = max(0, step - warmup) / max(1, steps - warmup)
-        return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * min(1.0, along)))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     losses = []
-    for step in range(1, steps + 1):
-        loss = model.loss(sample(text, batch, model.context, random))
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-        if on_step is not None and on_step(step, losses[-1]) is False:
+    run = training(model, optimizer, text, steps, batch=batch, seed=seed)
+    for step, loss in enumerate(run, 1):
+        losses.append(loss)
+        if on_step is not None and on_step(step, loss) is False:
             break
     return losses

@@ -13,18 +13,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lowmem.ui.live import HeatMap, Lines, Live, Recorder
     from lowmem.ui.memory import memory_now
+    from lowmem.ui.pictures import Picture, bars, curves
+    from lowmem.ui.second_moment import second_moment_explorer, second_moment_picture
     from lowmem.ui.widgets import io_check, planner
 
-__all__ = ["HeatMap", "Lines", "Live", "Recorder", "io_check", "memory_now", "planner"]
+__all__ = [
+    "HeatMap",
+    "Lines",
+    "Live",
+    "Picture",
+    "Recorder",
+    "bars",
+    "curves",
+    "io_check",
+    "memory_now",
+    "planner",
+    "second_moment_explorer",
+    "second_moment_picture",
+]
 
 _HOMES = {
     "HeatMap": "lowmem.ui.live",
     "Lines": "lowmem.ui.live",
     "Live": "lowmem.ui.live",
     "Recorder": "lowmem.ui.live",
+    "Picture": "lowmem.ui.pictures",
+    "bars": "lowmem.ui.pictures",
+    "curves": "lowmem.ui.pictures",
     "memory_now": "lowmem.ui.memory",
     "io_check": "lowmem.ui.widgets",
     "planner": "lowmem.ui.widgets",
+    "second_moment_explorer": "lowmem.ui.second_moment",
+    "second_moment_picture": "lowmem.ui.second_moment",
 }
 
 
