@@ -121,9 +121,9 @@ def test_repair_rolls_back(capsys):
 
 def test_repair_of_a_sound_folder_changes_nothing(capsys):
     closed()
-    before = open("m/table-000.rows", "rb").read()
+    before = Path("m/table-000.rows").read_bytes()
     assert main(["store", "repair", "m"]) == 0
-    assert open("m/table-000.rows", "rb").read() == before
+    assert Path("m/table-000.rows").read_bytes() == before
 
 
 def test_an_export_is_held_to_its_manifest(capsys, tmp_path):
@@ -142,10 +142,10 @@ def test_a_held_folder_is_left_alone(capfd, action):
     table = nn.Parameter(torch.zeros(30, 4))
     with DSA([table], directory="m") as opt:
         opt.step_rows(table, torch.tensor([1]), torch.ones(1, 4))
-        before = open("m/table-000.rows", "rb").read()
+        before = Path("m/table-000.rows").read_bytes()
         assert in_child(lambda: os._exit(main(["store", action, "m"]))) == 2
         assert f"held by another process (pid {os.getpid()})" in capfd.readouterr().err
-        assert open("m/table-000.rows", "rb").read() == before
+        assert Path("m/table-000.rows").read_bytes() == before
 
 
 def test_bad_paths(capsys, tmp_path):

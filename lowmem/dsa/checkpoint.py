@@ -91,7 +91,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The contents of a checkpoint. No code in it is run."""
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # torch's reader raises many kinds for bytes that make no sense
         raise ValueError(f"{path} is no checkpoint of lowmem: {error}") from None
     if not isinstance(payload, dict) or set(payload) != _KEYS:
         raise ValueError(f"{path} is no checkpoint of lowmem; opt.save_checkpoint writes one")
@@ -100,6 +102,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{path} has checkpoint format {payload['lowmem_checkpoint']}; this lowmem reads "
             f"{_FORMAT}"
         )
+    model, states = payload["model"], payload["optimizer"]
+    if (
+        type(payload["step"]) is not int
+        or not isinstance(model, dict)
+        or not all(isinstance(k, str) and isinstance(t, torch.Tensor) for k, t in model.items())
+        or not isinstance(states, dict)
+    ):
+        raise ValueError(f"{path} is no checkpoint of lowmem: a part of it is missing")
     return payload
 
 

@@ -71,6 +71,7 @@ def check(
     in_memory: Mapping[Tensor, Any],
 ) -> LoadPlan:
     """Compare a state_dict with this optimizer; raises before anything has changed."""
+    _require_form(state_dict)
     saved_groups = state_dict["param_groups"]
     if len(saved_groups) != len(groups):
         raise ValueError("loaded state dict has a different number of parameter groups")
@@ -119,6 +120,35 @@ def check(
         for group, saved in zip(groups, saved_groups, strict=True)
     ]
     return LoadPlan({"state": memory_state, "param_groups": filled}, on_disk, rolled_back, removed)
+
+
+def _require_form(states: Any) -> None:
+    """Raise ``ValueError`` for what is no state_dict; a checkpoint may come from anywhere."""
+    problem = ValueError("this is no state_dict of DSA or torch.optim.SparseAdam")
+    if not isinstance(states, Mapping):
+        raise problem
+    groups, entries = states.get("param_groups"), states.get("state")
+    if not isinstance(groups, list) or not isinstance(entries, Mapping):
+        raise problem
+    if not all(isinstance(g, Mapping) and isinstance(g.get("params"), list) for g in groups):
+        raise problem
+    if not all(type(number) is int for group in groups for number in group["params"]):
+        raise problem
+    if not all(isinstance(entry, Mapping) for entry in entries.values()):
+        raise problem
+    ours = states.get(_KEY)
+    if ours is None:
+        return
+    if not isinstance(ours, Mapping) or not isinstance(ours.get("on_disk"), list):
+        raise problem
+    stores = ours.get("stores")
+    if not isinstance(stores, Mapping) or not all(
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("identity"), str)
+        and type(entry.get("step")) is int
+        for entry in stores.values()
+    ):
+        raise problem
 
 
 def _belongs_on_disk(

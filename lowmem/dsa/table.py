@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from lowmem.dsa.journal import Journal
 from lowmem.dsa.layout import RowLayout
 from lowmem.dsa.residency import Prefetch, Residency
 from lowmem.dsa.store import RowStore
-from lowmem.kernels.threads import run_parallel, thread_count
+from lowmem.kernels.threads import run_team, thread_count
 
 _BYTES_PER_THREAD = 1 << 20  # of traffic; less is done sooner than a thread is woken
 _WHOLE_NUMBERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
@@ -155,28 +156,35 @@ class Table:
     ) -> None:
         from lowmem.kernels import cpu
 
-        keys, shift = touched.keys, touched.shift
-        dim = touched.grads.shape[1]
+        keys, shift, dim = touched.keys, touched.shift, self.dim
         traffic = touched.rows.size * 7 * 4 * dim  # moments and weight twice, gradient once
-        parts = min(thread_count(), max(1, traffic // _BYTES_PER_THREAD))
+        threads = min(thread_count(), max(1, traffic // _BYTES_PER_THREAD))
+        # More parts than threads: who is held up leaves more to the others.
+        parts = 1 if threads == 1 else 4 * threads
         bounds = cpu.split_points(keys, shift, parts)
-        state = self.store.raw.view(np.float32)
-        numbers = (
-            np.float32(scalars.sign),
-            np.float32(1 - scalars.beta1),
-            np.float32(1 - scalars.beta2),
-            np.float32(scalars.step_size),
-            np.float32(scalars.eps),
+        firsts = np.zeros(parts, np.int64)
+        if emit:
+            counts = [cpu.count_unique(keys[lo:hi], shift) for lo, hi in pairwise(bounds)]
+            firsts[1:] = np.cumsum(counts[:-1])
+        numbers = np.array(
+            [
+                scalars.sign,
+                1 - scalars.beta1,
+                1 - scalars.beta2,
+                scalars.step_size,
+                scalars.eps,
+            ],
+            np.float32,
         )
-        calls = []
-        first = 0
-        for part in range(parts):
-            lo, hi = bounds[part], bounds[part + 1]
-            calls.append((keys, lo, hi, shift, touched.grads, state, target, first, emit, *numbers))
-            if emit and part + 1 < parts:
-                first += cpu.count_unique(keys[lo:hi], shift)
-        assert state.shape[1] == 2 * dim
-        run_parallel(cpu.adam_rows, calls)
+        job = np.empty(cpu.JOB_SIZE, np.int64)
+        job[cpu.NEXT], job[cpu.PARTS] = 0, parts
+        job[cpu.BOUNDS], job[cpu.FIRSTS] = bounds.ctypes.data, firsts.ctypes.data
+        job[cpu.KEYS], job[cpu.COUNT], job[cpu.SHIFT] = keys.ctypes.data, keys.size, shift
+        job[cpu.GRADS], job[cpu.DIM] = touched.grads.ctypes.data, dim
+        job[cpu.STATE], job[cpu.ROWS] = self.store.address, self.rows
+        job[cpu.TARGET], job[cpu.EMIT] = target.ctypes.data, emit
+        job[cpu.SCALARS] = numbers.ctypes.data
+        run_team(cpu.adam_team, job, threads)
 
     def _update_elsewhere(self, touched: Touched, scalars: AdamScalars, weight: Tensor) -> None:
         """For weights on another device, of another dtype or not contiguous.
