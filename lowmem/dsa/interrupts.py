@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+# Python's own wrappers of these two turn numbers into enums, which takes longer than the
+# calls; this runs at every step.
+_get = getattr(signal, "_signal", signal).getsignal
+_set = getattr(signal, "_signal", signal).signal
+_MAIN = threading.main_thread
 
 
-@contextlib.contextmanager
-def whole() -> Iterator[None]:
+class whole:
     """Ctrl-C that comes inside the block is raised at its end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python raises KeyboardInterrupt in the main thread only
-        return
-    pending: list[FrameType | None] = []
-    before = signal.getsignal(signal.SIGINT)
-    if before is None:  # a handler that was not installed from Python
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda _number, frame: pending.append(frame))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pending and callable(before):
-        before(signal.SIGINT, pending[-1])
+
+    __slots__ = ("_before", "_pending")
+
+    def __enter__(self) -> None:
+        self._pending: list[FrameType | None] = []
+        self._before: Callable[[int, FrameType | None], Any] | int | None = None
+        # Python raises KeyboardInterrupt in the main thread only.
+        if threading.current_thread() is _MAIN():
+            before = _get(signal.SIGINT)
+            if before is not None:  # None: a handler that was not installed from Python
+                _set(signal.SIGINT, self._note)
+                self._before = before
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._pending.append(frame)
+
+    def __exit__(self, *exception: object) -> None:
+        before = self._before
+        if before is None:
+            return
+        _set(signal.SIGINT, before)
+        if self._pending and callable(before):
+            before(signal.SIGINT, self._pending[-1])

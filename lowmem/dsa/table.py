@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +18,14 @@ _BYTES_PER_THREAD = 1 << 20  # of traffic; less is done sooner than a thread is 
 _WHOLE_NUMBERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
 
-@dataclass(frozen=True)
-class AdamScalars:
+class AdamScalars(NamedTuple):
     """What one step of Adam needs besides tensors (Kingma and Ba 2015, end of section 2)."""
 
-    step_size: float
-    beta1: float
-    beta2: float
-    eps: float
     sign: float
+    one_minus_beta1: float
+    one_minus_beta2: float
+    step_size: float
+    eps: float
 
     @classmethod
     def at_step(
@@ -35,17 +33,19 @@ class AdamScalars:
     ) -> AdamScalars:
         beta1, beta2 = float(betas[0]), float(betas[1])
         step_size = float(lr) * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
-        return cls(step_size, beta1, beta2, float(eps), -1.0 if maximize else 1.0)
+        return cls(-1.0 if maximize else 1.0, 1 - beta1, 1 - beta2, step_size, float(eps))
 
 
-@dataclass(frozen=True)
-class Touched:
+class Touched(NamedTuple):
     """The rows that a gradient touches, checked and sorted; the input of one update."""
 
     keys: np.ndarray  # int64, row << shift | position, sorted
     shift: int
     grads: np.ndarray  # float32 (n, dim)
     rows: np.ndarray  # int64, the different rows, sorted
+    threads: int
+    bounds: np.ndarray  # int64 (parts + 1,), slices of the keys; no row stands in two
+    firsts: np.ndarray  # int64 (parts,), different rows before each slice
 
 
 def table_shape(param: Tensor) -> tuple[int, int]:
@@ -118,9 +118,14 @@ class Table:
                 f"{self.label}: index {bad} is out of range; the table has {rows:,} rows (0 to "
                 f"{rows - 1:,})"
             )
-        unique = np.empty(count, np.int64)
-        unique = unique[: cpu.unique_rows(keys, shift, unique)]
-        return Touched(keys, shift, grads, unique)
+        traffic = count * 7 * 4 * dim  # moments and weight twice, gradient once
+        threads = min(thread_count(), 1 + traffic // _BYTES_PER_THREAD)
+        # More parts than threads: who is held up leaves more to the others.
+        parts = 1 if threads == 1 else 4 * threads
+        unique, bounds = np.empty(count, np.int64), np.empty(parts + 1, np.int64)
+        firsts = np.empty(parts, np.int64)
+        unique = unique[: cpu.divide(keys, shift, parts, unique, bounds, firsts)]
+        return Touched(keys, shift, grads, unique, threads, bounds, firsts)
 
     # -- updating ----------------------------------------------------------------------
 
@@ -156,35 +161,27 @@ class Table:
     ) -> None:
         from lowmem.kernels import cpu
 
-        keys, shift, dim = touched.keys, touched.shift, self.dim
-        traffic = touched.rows.size * 7 * 4 * dim  # moments and weight twice, gradient once
-        threads = min(thread_count(), max(1, traffic // _BYTES_PER_THREAD))
-        # More parts than threads: who is held up leaves more to the others.
-        parts = 1 if threads == 1 else 4 * threads
-        bounds = cpu.split_points(keys, shift, parts)
-        firsts = np.zeros(parts, np.int64)
-        if emit:
-            counts = [cpu.count_unique(keys[lo:hi], shift) for lo, hi in pairwise(bounds)]
-            firsts[1:] = np.cumsum(counts[:-1])
-        numbers = np.array(
+        numbers = np.array(scalars, np.float32)
+        job = np.array(
             [
-                scalars.sign,
-                1 - scalars.beta1,
-                1 - scalars.beta2,
-                scalars.step_size,
-                scalars.eps,
+                0,
+                touched.firsts.size,
+                _address(touched.bounds),
+                _address(touched.firsts),
+                _address(touched.keys),
+                touched.keys.size,
+                touched.shift,
+                _address(touched.grads),
+                self.dim,
+                self.store.address,
+                self.rows,
+                _address(target),
+                emit,
+                _address(numbers),
             ],
-            np.float32,
+            np.int64,
         )
-        job = np.empty(cpu.JOB_SIZE, np.int64)
-        job[cpu.NEXT], job[cpu.PARTS] = 0, parts
-        job[cpu.BOUNDS], job[cpu.FIRSTS] = bounds.ctypes.data, firsts.ctypes.data
-        job[cpu.KEYS], job[cpu.COUNT], job[cpu.SHIFT] = keys.ctypes.data, keys.size, shift
-        job[cpu.GRADS], job[cpu.DIM] = touched.grads.ctypes.data, dim
-        job[cpu.STATE], job[cpu.ROWS] = self.store.address, self.rows
-        job[cpu.TARGET], job[cpu.EMIT] = target.ctypes.data, emit
-        job[cpu.SCALARS] = numbers.ctypes.data
-        run_team(cpu.adam_team, job, threads)
+        run_team(cpu.adam_team, job, touched.threads)
 
     def _update_elsewhere(self, touched: Touched, scalars: AdamScalars, weight: Tensor) -> None:
         """For weights on another device, of another dtype or not contiguous.
@@ -235,3 +232,7 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
     if dtype is not None and tensor.dtype != dtype:
         tensor = tensor.to(dtype)
     return tensor.cpu().contiguous().numpy()
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])

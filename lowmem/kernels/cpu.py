@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import llvmlite.ir as ir
 import numpy as np
-from numba import njit, types
+from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from lowmem.kernels.native import pointer, take_next
 
 # What may be reassociated without breaking NaN and infinity.
 _FAST = {"contract", "arcp", "nsz", "reassoc"}
@@ -51,30 +53,32 @@ def pack_keys(indices, shift, keys):
 
 
 @njit(nogil=True, cache=True)
-def split_points(keys, shift, parts):
-    """Bounds of ``parts`` slices of the sorted keys; no id stands in two slices."""
-    bounds = np.empty(parts + 1, np.int64)
+def divide(keys, shift, parts, rows, bounds, firsts):
+    """Find the different rows of the sorted keys, and cut the keys into parts.
+
+    Writes the rows into ``rows``, the bounds of the parts into ``bounds`` (``parts + 1``)
+    and the number of different rows before each part into ``firsts``. No row stands in two
+    parts. Returns the number of different rows.
+    """
     size = keys.size
-    bounds[0] = 0
-    for part in range(1, parts):
-        at = max(bounds[part - 1], size * part // parts)
-        while 0 < at < size and (keys[at] >> shift) == (keys[at - 1] >> shift):
-            at += 1
-        bounds[part] = at
-    bounds[parts] = size
-    return bounds
-
-
-@njit(nogil=True, cache=True)
-def count_unique(keys, shift):
-    """Number of different ids in the sorted keys."""
-    unique = 0
+    unique = part = 0
     last = np.int64(-1)
-    for i in range(keys.size):
+    for i in range(size):
         row = keys[i] >> shift
-        if row != last:
-            unique += 1
-            last = row
+        if row == last:
+            continue
+        while part < parts and i >= size * part // parts:
+            bounds[part] = i
+            firsts[part] = unique
+            part += 1
+        rows[unique] = row
+        unique += 1
+        last = row
+    while part <= parts:
+        bounds[part] = size
+        if part < parts:
+            firsts[part] = unique
+        part += 1
     return unique
 
 
@@ -146,27 +150,40 @@ def adam_rows(
         i = end
 
 
-@njit(nogil=True, cache=True)
-def unique_rows(keys, shift, rows):
-    """Write the different ids of the sorted keys into ``rows``; return how many there are."""
-    unique = 0
-    last = np.int64(-1)
-    for i in range(keys.size):
-        row = keys[i] >> shift
-        if row != last:
-            rows[unique] = row
-            unique += 1
-            last = row
-    return unique
+# The work of one step, as int64: addresses, sizes and flags, in this order.
+(
+    NEXT, PARTS, BOUNDS, FIRSTS, KEYS, COUNT, SHIFT, GRADS, DIM, STATE, ROWS, TARGET, EMIT, SCALARS,
+    JOB_SIZE,
+) = range(15)  # fmt: skip
+
+
+@cfunc(types.void(types.voidptr), nopython=True, cache=True)
+def adam_team(job_address):
+    """:func:`adam_rows` on one part after the other, until all are taken.
+
+    Any number of threads may call it with the same job; each part is done once.
+    """
+    job = carray(job_address, (JOB_SIZE,), np.int64)
+    parts, dim, count, rows = job[PARTS], job[DIM], job[COUNT], job[ROWS]
+    bounds = carray(pointer(job[BOUNDS]), (parts + 1,), np.int64)
+    firsts = carray(pointer(job[FIRSTS]), (parts,), np.int64)
+    keys = carray(pointer(job[KEYS]), (count,), np.int64)
+    grads = carray(pointer(job[GRADS]), (count, dim), np.float32)
+    state = carray(pointer(job[STATE]), (rows, 2 * dim), np.float32)
+    target = carray(pointer(job[TARGET]), (rows, dim), np.float32)
+    s = carray(pointer(job[SCALARS]), (5,), np.float32)
+    while True:
+        part = take_next(job.ctypes.data)
+        if part >= parts:
+            break
+        adam_rows(
+            keys, bounds[part], bounds[part + 1], job[SHIFT], grads, state, target,
+            firsts[part], job[EMIT] != 0, s[0], s[1], s[2], s[3], s[4],
+        )  # fmt: skip
 
 
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache, so that the first step does not."""
-    ids, keys, rows = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    ids, keys, rows, bounds, firsts = np.zeros((5, 2), np.int64)
     pack_keys(ids, 2, keys)
-    unique_rows(keys, 2, rows)
-    count_unique(keys, 2)
-    bounds = split_points(keys, 2, 1)
-    numbers = (np.float32(1),) * 5
-    grads, state, weight = (np.zeros(shape, np.float32) for shape in ((2, 1), (1, 2), (1, 1)))
-    adam_rows(keys, bounds[0], bounds[1], 2, grads, state, weight, 0, False, *numbers)
+    divide(keys, 2, 1, rows, bounds, firsts)

@@ -1,19 +1,27 @@
-"""One small thread pool for every CPU kernel.
+"""The threads that CPU kernels run on.
 
-The kernels are numba functions that release the GIL, each called on a slice of the
-work. Numba's own ``parallel=True`` is not used: its threading layers either abort the
-process when two Python threads call at once, or after a fork, and they keep a second
-set of spinning workers beside torch's.
+Numba's own ``parallel=True`` is not used: its threading layers either abort the process
+when two Python threads call at once, or after a fork, and they keep a second set of
+spinning workers beside torch's. Instead:
+
+* :func:`run_team` runs a native job on torch's own OpenMP threads. Those still spin for a
+  moment after a backward pass: a thread of ours would have to wait for a core that they
+  hold, and one of theirs starts at once. Where torch has no OpenMP, the pool serves.
+* :func:`run_parallel` calls numba functions, which release the GIL, on a small pool.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import cache
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 _lock = threading.Lock()
@@ -45,10 +53,58 @@ def run_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]])
     if len(calls) == 1:
         return [function(*calls[0])]
     pool = _get_pool(max(1, thread_count() - 1))
-    futures = [pool.submit(function, *call) for call in calls[1:]]
+    try:
+        futures = [pool.submit(function, *call) for call in calls[1:]]
+    except RuntimeError:
+        # The interpreter is ending: Python's pools are closed before finalizers run.
+        return [function(*call) for call in calls]
     try:
         first = function(*calls[0])
     finally:
         for future in futures:
             future.exception()
     return [first, *(future.result() for future in futures)]
+
+
+class NativeJob(Protocol):
+    """A numba ``cfunc`` of one pointer: its address, and a way to call it without the GIL."""
+
+    address: int
+    ctypes: Callable[[int], None]
+
+
+def run_team(function: NativeJob, job: np.ndarray, threads: int) -> None:
+    """Call the native ``function`` with the address of ``job`` on so many threads; wait for all.
+
+    The function shares the work out by itself, so that fewer threads than asked for do.
+    """
+    address = job.ctypes.data
+    if threads == 1:
+        function.ctypes(address)
+        return
+    gomp = _torch_openmp()
+    # OpenMP's threads do not survive a fork; the child would wait for them for ever.
+    if gomp is not None and os.getpid() == _PID:
+        gomp.GOMP_parallel(ctypes.c_void_p(function.address), ctypes.c_void_p(address), threads, 0)
+    else:
+        run_parallel(function.ctypes, [(address,)] * threads)
+
+
+_PID = os.getpid()
+
+
+@cache
+def _torch_openmp() -> ctypes.CDLL | None:
+    """The GNU OpenMP library that torch loaded, or ``None``."""
+    if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
+        return None
+    with contextlib.suppress(OSError), open("/proc/self/maps") as file:
+        paths = {line.split()[-1] for line in file if "libgomp" in line.rsplit("/", 1)[-1]}
+        torch_folder = os.path.dirname(torch.__file__)
+        # A second copy, of another package, has threads of its own.
+        for path in sorted(paths, key=lambda path: not path.startswith(torch_folder)):
+            with contextlib.suppress(OSError, AttributeError):
+                library = ctypes.CDLL(path)
+                library.GOMP_parallel.restype = None
+                return library
+    return None
