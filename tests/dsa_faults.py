@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from lowmem import DSA
-from lowmem.kernels import cpu, undo
+from lowmem.dsa.table import Table
+from lowmem.kernels import undo
 
 STEPS = 12
 EVERY = 4  # steps between checkpoints
+_forgotten = []  # optimizers that must not close themselves when a run returns
 LATE = 6  # the second table gets its first gradient here, after a commit
 
 
@@ -52,6 +54,8 @@ def run(home: Path, steps=STEPS, durability="process", every=EVERY, close=True):
     found = outcome(net, opt)
     if close:
         opt.close()
+    else:
+        _forgotten.append(opt)
     return found
 
 
@@ -82,7 +86,7 @@ class Points:
     def _die(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def wrap(self, module, name, halved=None):
+    def wrap(self, module, name, halved=None, half_of_it=None):
         real = getattr(module, name)
 
         def call(*args, **kwargs):
@@ -90,7 +94,9 @@ class Points:
             self.names.append(name)
             if here == self.fatal:
                 try:
-                    if self.half and halved is not None:
+                    if self.half and half_of_it is not None:
+                        half_of_it(real, *args, **kwargs)
+                    elif self.half and halved is not None:
                         real(*halved(args))
                     elif self.half:
                         real(*args, **kwargs)
@@ -108,8 +114,16 @@ class Points:
             self.wrap(undo, name)
         self.wrap(undo, "mark", lambda a: (a[0][: len(a[0]) // 2], a[1]))
         self.wrap(undo, "restore", lambda a: (a[0][: len(a[0]) // 2], *a[1:]))
-        self.wrap(cpu, "adam_rows", lambda a: (a[0], a[1], (a[1] + a[2]) // 2, *a[3:]))
+        self.wrap(Table, "_run_kernel", half_of_it=half_an_update)
         return self
+
+
+def half_an_update(real, table, touched, scalars, target, emit):
+    """As the file and the weights look when the kernel dies between two rows."""
+    later = touched.rows[len(touched.rows) // 2 :]
+    state, weights = table.store.raw[later].copy(), target[later].copy()
+    real(table, touched, scalars, target, emit)
+    table.store.raw[later], target[later] = state, weights
 
 
 def in_child(work, kill_after=None):

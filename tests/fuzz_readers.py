@@ -220,7 +220,7 @@ def main():
 
 if __name__ == "__main__":
     try:
-        import atheris
+        import atheris  # noqa: F401
     except ImportError:
         sys.exit("this needs atheris: python -m pip install atheris")
     for module in (

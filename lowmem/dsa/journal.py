@@ -200,7 +200,7 @@ class Journal:
                 os.unlink(aside)
             raise
         self._use(file, self.epoch)
-        self.records = 0
+        self.records = self._turn = 0
 
     def _use(self, file: int, epoch: int) -> None:
         self._file, self._file_epoch = file, epoch
@@ -233,9 +233,6 @@ class Journal:
             return
         self._use(os.open(self._undo_path, os.O_RDWR | getattr(os, "O_BINARY", 0)), file_epoch)
         self.records = self._count_sound(count)
-        # Both copies say so before one of them is written again.
-        for _ in _COUNT_AT:
-            self._write_count()
         from lowmem.kernels import undo
 
         for records in self._read_records():
@@ -278,10 +275,15 @@ class Journal:
         if row_bytes != self.store.layout.row_bytes:
             raise StoreError(f"{self._undo_path} has rows of {row_bytes} bytes")
         counts = [_COUNT.unpack_from(page, at) for at in _COUNT_AT]
-        sound = [count for count, crc in counts if _packed_count(count) == _COUNT.pack(count, crc)]
+        sound = [
+            (count, turn)
+            for turn, (count, crc) in enumerate(counts)
+            if _packed_count(count) == _COUNT.pack(count, crc)
+        ]
         if not sound:
             raise damaged
-        return epoch, max(sound)
+        count, self._turn = max(sound)
+        return epoch, count
 
     def _count_sound(self, complete: int) -> int:
         """Number of sound records; damage among the ``complete`` ones is an error."""

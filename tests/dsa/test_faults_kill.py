@@ -27,7 +27,7 @@ def never_killed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def points(tmp_path_factory, never_killed):
     names = points_of_a_run(tmp_path_factory.mktemp("points"))
-    assert {"pwrite", "replace", "unlink", "make_records", "adam_rows", "hash_rows"} <= set(names)
+    assert {"pwrite", "replace", "unlink", "make_records", "_run_kernel", "hash_rows"} <= set(names)
     return names
 
 
