@@ -27,7 +27,8 @@ def advice(report: IOReport) -> str:
         return "Nothing to advise yet: the check ended before the steps were timed; run it again."
     speed = f"{future.rows_per_s:,.0f} rows per second ({future.seconds_per_step:.3g} s a step)"
     ram = report.sparse_adam
-    ratio = future.rows_per_s / ram.rows_per_s if ram else 0.0
+    in_ram_s = ram.seconds * report.batch / ram.ids if ram else 0.0
+    ratio = in_ram_s / future.seconds_per_step
     beside = f", {ratio:.2g} times SparseAdam in RAM" if ram else ""
     if future.hit_share > 0.995:
         return (

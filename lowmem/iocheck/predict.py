@@ -38,13 +38,16 @@ class StepCost:
 
     @property
     def rows_per_s(self) -> float:
-        """Ids handled in a second, duplicates included."""
-        return self.ids / self.seconds
+        """Different rows updated in a second, as ``lowmem bench dsa`` counts them."""
+        return self.distinct_rows / self.seconds
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What to expect of the person's own table, batch and access pattern."""
+    """What to expect of the person's own table, batch and access pattern.
+
+    ``rows_per_s`` counts the different rows of a batch: duplicates are summed, not updated.
+    """
 
     seconds_per_step: float
     seconds_per_step_hot: float
@@ -96,9 +99,9 @@ def predict(
         seconds_per_step=step_s,
         seconds_per_step_hot=hot_s,
         seconds_per_step_cold=cold_s,
-        rows_per_s=batch / step_s,
-        rows_per_s_hot=batch / hot_s,
-        rows_per_s_cold=batch / cold_s,
+        rows_per_s=pages.distinct_rows / step_s,
+        rows_per_s_hot=pages.distinct_rows / hot_s,
+        rows_per_s_cold=pages.distinct_rows / cold_s,
         hit_share=pages.hit_share,
         missing_pages_per_step=pages.missing_pages,
         written_bytes_per_day=written,

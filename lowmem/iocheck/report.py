@@ -206,7 +206,7 @@ class IOReport:
                     (
                         label,
                         f"{cost.rows_per_s:,.0f} rows/s",
-                        f"{cost.ids:,} ids a step, {1e3 * cost.seconds:,.1f} ms, "
+                        f"{cost.ids:,} ids ({cost.distinct_rows:,} rows) a step, {1e3 * cost.seconds:,.1f} ms, "
                         f"median of {cost.steps}",
                     )
                 )
@@ -222,7 +222,7 @@ class IOReport:
             ("store on disk", gigabytes(future.store_bytes)),
             ("page cache for it", gigabytes(future.cache_bytes)),
             ("touched pages in memory", f"{100 * future.hit_share:.0f} %"),
-            ("rows per second", f"{future.rows_per_s:,.0f}"),
+            ("different rows per second", f"{future.rows_per_s:,.0f}"),
             ("seconds per step", f"{future.seconds_per_step:.4f}"),
             ("… with everything in memory", f"{future.seconds_per_step_hot:.4f}"),
             (
