@@ -139,9 +139,9 @@ def curves(
     logx: bool = False,
     logy: bool = False,
     cutoff: float | None = None,
-    markers: bool = False,
+    from_zero: bool = False,
 ) -> Picture:
-    """Lines with a legend; ``lines`` is label to (x, y)."""
+    """Lines with a legend; ``lines`` is label to (x, y); ``from_zero`` starts the y axis at 0."""
     if not lines:
         raise ValueError("lines is empty; give label to (x, y)")
     figure, (ax,) = new_figure(3.6)
@@ -151,8 +151,7 @@ def curves(
         if xs.shape != ys.shape or xs.ndim != 1 or not len(xs):
             raise ValueError(f"{label}: x and y have the shapes {xs.shape} and {ys.shape}")
         ax.plot(xs, ys, STYLES[number % len(STYLES)], color=COLORS[number % len(COLORS)],
-                linewidth=2, marker="os^Dv"[number % 5] if markers else None,
-                label=label)  # fmt: skip
+                linewidth=2, label=label)  # fmt: skip
         words.append(
             f"{label} from {short_number(float(ys[0]))} at {short_number(float(xs[0]))} "
             f"to {short_number(float(ys[-1]))} at {short_number(float(xs[-1]))}"
@@ -161,6 +160,8 @@ def curves(
         ax.set_xscale("log")
     if logy:
         ax.set_yscale("log")
+    if from_zero:
+        ax.set_ylim(bottom=0)
     if cutoff is not None:
         ax.axhline(cutoff, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
         words.append(f"a dashed line at {short_number(cutoff)}")

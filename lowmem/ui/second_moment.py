@@ -38,7 +38,8 @@ def second_moment_picture(v: Tensor, name: str = "v", cutoff: float = 1.0) -> Pi
     low, high = (float(positive.quantile(q)) for q in _quantiles(positive))
     norm = LogNorm(low, max(high, low * 1.001))
     figure = Figure(figsize=(10, 4.1), layout="constrained", facecolor="white")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.0, 1.75])
+    panes: Any = figure.subfigures(1, 2, width_ratios=[1.0, 1.75])
+    left, right = panes
     grid = left.add_gridspec(2, 2, width_ratios=[12, 1.4], height_ratios=[12, 1.4],
                              hspace=0.02, wspace=0.02)  # fmt: skip
     shown = _thin(v)
