@@ -206,8 +206,8 @@ class IOReport:
                     (
                         label,
                         f"{cost.rows_per_s:,.0f} rows/s",
-                        f"{cost.ids:,} ids ({cost.distinct_rows:,} rows) a step, {1e3 * cost.seconds:,.1f} ms, "
-                        f"median of {cost.steps}",
+                        f"{cost.ids:,} ids ({cost.distinct_rows:,} rows) a step, "
+                        f"{1e3 * cost.seconds:,.1f} ms, median of {cost.steps}",
                     )
                 )
         return table
