@@ -37,15 +37,43 @@ class AdamScalars(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """The rows that a gradient touches, checked and sorted; the input of one update."""
+    """The rows that a gradient touches, checked and sorted; the input of one update.
 
-    keys: np.ndarray  # int64, row << shift | position, sorted
+    Valid until the table's next gradient: the keys and the rows are in the table's buffers.
+    """
+
+    ids: int
     shift: int
     grads: np.ndarray  # float32 (n, dim)
     rows: np.ndarray  # int64, the different rows, sorted
     threads: int
-    bounds: np.ndarray  # int64 (parts + 1,), slices of the keys; no row stands in two
-    firsts: np.ndarray  # int64 (parts,), different rows before each slice
+    parts: int
+
+
+class _Buffers:
+    """Arrays of the largest batch so far, and the job that names their addresses.
+
+    Args:
+        count: ids of a batch.
+        parts: slices that the threads share out among them.
+    """
+
+    def __init__(self, count: int, parts: int) -> None:
+        from lowmem.kernels import cpu
+
+        self.keys = np.empty(count, np.int64)  # row << shift | position, sorted
+        self.rows = np.empty(count, np.int64)  # the different rows
+        self.bounds = np.empty(parts + 1, np.int64)  # slices of the keys; no row is in two
+        self.firsts = np.empty(parts, np.int64)  # different rows before each slice
+        self.numbers = np.empty(5, np.float32)
+        self.job = np.zeros(cpu.JOB_SIZE, np.int64)
+        for place, array in (
+            (cpu.KEYS, self.keys),
+            (cpu.BOUNDS, self.bounds),
+            (cpu.FIRSTS, self.firsts),
+            (cpu.SCALARS, self.numbers),
+        ):
+            self.job[place] = array.ctypes.data
 
 
 def table_shape(param: Tensor) -> tuple[int, int]:
@@ -68,6 +96,10 @@ class Table:
         self.rows, self.dim = table_shape(param)
         self._shape = param.shape
         self._device = param.device
+        from lowmem.kernels import cpu
+
+        self._kernels = cpu
+        self._buffers = _Buffers(0, 0)
 
     @staticmethod
     def layout(param: Tensor) -> RowLayout:
@@ -83,8 +115,6 @@ class Table:
             ValueError, TypeError: shapes or dtypes that do not fit.
             RuntimeError: the parameter changed its shape or device since its store was made.
         """
-        from lowmem.kernels import cpu
-
         param, rows, dim = self.param, self.rows, self.dim
         if param.shape != self._shape or param.device != self._device:
             raise RuntimeError(
@@ -109,8 +139,15 @@ class Table:
         ids = to_host(indices)
         grads = to_host(row_grads.reshape(count, dim), torch.float32)
         shift = max(1, int(count).bit_length())
-        keys = np.empty(count, np.int64)
-        cpu.pack_keys(ids, shift, keys)
+        traffic = count * 7 * 4 * dim  # moments and weight twice, gradient once
+        threads = min(thread_count(), 1 + traffic // _BYTES_PER_THREAD)
+        # More parts than threads: who is held up leaves more to the others.
+        parts = 1 if threads == 1 else 4 * threads
+        buffers = self._buffers
+        if buffers.keys.size < count or buffers.firsts.size < parts:
+            buffers = self._buffers = _Buffers(count, parts)
+        keys = buffers.keys[:count]
+        self._kernels.pack_keys(ids, shift, keys)
         keys.sort()
         if count and (keys[0] < 0 or keys[-1] >> shift >= rows):
             bad = ids[(ids < 0) | (ids >= rows)][0]
@@ -118,14 +155,10 @@ class Table:
                 f"{self.label}: index {bad} is out of range; the table has {rows:,} rows (0 to "
                 f"{rows - 1:,})"
             )
-        traffic = count * 7 * 4 * dim  # moments and weight twice, gradient once
-        threads = min(thread_count(), 1 + traffic // _BYTES_PER_THREAD)
-        # More parts than threads: who is held up leaves more to the others.
-        parts = 1 if threads == 1 else 4 * threads
-        unique, bounds = np.empty(count, np.int64), np.empty(parts + 1, np.int64)
-        firsts = np.empty(parts, np.int64)
-        unique = unique[: cpu.divide(keys, shift, parts, unique, bounds, firsts)]
-        return Touched(keys, shift, grads, unique, threads, bounds, firsts)
+        unique = self._kernels.divide(
+            keys, shift, parts, buffers.rows, buffers.bounds, buffers.firsts
+        )
+        return Touched(count, shift, grads, buffers.rows[:unique], threads, parts)
 
     # -- updating ----------------------------------------------------------------------
 
@@ -145,42 +178,25 @@ class Table:
         self.step += 1
         if touched.rows.size == 0:
             return
-        weight = self.param.detach()
-        in_place = (
-            weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
-        )
-        if in_place:
-            self._run_kernel(touched, scalars, weight.view(self.rows, self.dim).numpy(), emit=False)
+        weight = self.param
+        if weight.dtype == torch.float32 and weight.is_cpu and weight.is_contiguous():
+            self._run_kernel(touched, scalars, weight, emit=False)
         else:
-            self._update_elsewhere(touched, scalars, weight)
-        torch.autograd.graph.increment_version(self.param)
+            self._update_elsewhere(touched, scalars, weight.detach())
+        torch.autograd.graph.increment_version(weight)
         self.residency.after_step(touched.rows.size)
 
     def _run_kernel(
-        self, touched: Touched, scalars: AdamScalars, target: np.ndarray, emit: bool
+        self, touched: Touched, scalars: AdamScalars, target: Tensor, emit: bool
     ) -> None:
-        from lowmem.kernels import cpu
-
-        numbers = np.array(scalars, np.float32)
-        job = np.array(
-            [
-                0,
-                touched.firsts.size,
-                _address(touched.bounds),
-                _address(touched.firsts),
-                _address(touched.keys),
-                touched.keys.size,
-                touched.shift,
-                _address(touched.grads),
-                self.dim,
-                self.store.address,
-                self.rows,
-                _address(target),
-                emit,
-                _address(numbers),
-            ],
-            np.int64,
-        )
+        cpu, buffers = self._kernels, self._buffers
+        buffers.numbers[:] = scalars
+        job = buffers.job
+        job[cpu.NEXT], job[cpu.PARTS] = 0, touched.parts
+        job[cpu.COUNT], job[cpu.SHIFT] = touched.ids, touched.shift
+        job[cpu.GRADS], job[cpu.DIM] = touched.grads.ctypes.data, self.dim
+        job[cpu.STATE], job[cpu.ROWS] = self.store.address, self.rows
+        job[cpu.TARGET], job[cpu.EMIT] = target.data_ptr(), emit
         run_team(cpu.adam_team, job, touched.threads)
 
     def _update_elsewhere(self, touched: Touched, scalars: AdamScalars, weight: Tensor) -> None:
@@ -194,7 +210,7 @@ class Table:
         change = torch.empty((count, dim), dtype=torch.float32, pin_memory=cuda)
         rows = torch.empty(count, dtype=torch.int64, pin_memory=cuda)
         rows.numpy()[:] = touched.rows
-        self._run_kernel(touched, scalars, change.numpy(), emit=True)
+        self._run_kernel(touched, scalars, change, emit=True)
         # Pinned buffers go back to torch's caching allocator, which waits for the copy's
         # stream before it gives them out again.
         rows = rows.to(weight.device, non_blocking=True)
@@ -223,16 +239,11 @@ class Table:
 
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
     """A contiguous numpy array of the tensor's values, without a copy where none is needed."""
-    tensor = tensor.detach()
-    if tensor.device.type == "cuda":
+    if tensor.is_cuda:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         pinned.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream(tensor.device).synchronize()
         tensor = pinned
     if dtype is not None and tensor.dtype != dtype:
         tensor = tensor.to(dtype)
-    return tensor.cpu().contiguous().numpy()
-
-
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+    return tensor.detach().cpu().contiguous().numpy()

@@ -20,7 +20,7 @@ from lowmem.kernels.native import pointer, take_next
 # What may be reassociated without breaking NaN and infinity.
 _FAST = {"contract", "arcp", "nsz", "reassoc"}
 
-_AHEAD = 6  # rows between asking the processor for a line and using it
+_AHEAD = 8  # rows between asking the processor for a line and using it
 
 
 @intrinsic
@@ -38,8 +38,9 @@ def _prefetch_line(typingctx, address):
             ),
             "llvm.prefetch.p0",
         )
-        one, three = ir.Constant(ir.IntType(32), 1), ir.Constant(ir.IntType(32), 3)
-        builder.call(function, [pointer, one, three, one])
+        # To read, into the second level: the first has too few places for whole rows.
+        read, level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 1, 1))
+        builder.call(function, [pointer, read, level, data])
         return context.get_dummy_value()
 
     return signature, codegen
