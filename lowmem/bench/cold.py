@@ -166,6 +166,11 @@ def _child(spec: dict[str, Any]) -> None:
         for source in sources:
             for batch in spec["batches"]:
                 runs = [Run(way, Gradients(source, batch, dim)) for way in ways]
+                group: list[dict[str, Any]] = []
+                label = (
+                    f"cold, {spec['limit'] / (1 << 30):.3g} GiB for {rows * dim * 8 / 1e9:.3g} GB "
+                    f"of state: {WORKLOADS[source.name]}, batch {batch:,}"
+                )
                 for visit in range(visits):
                     for run in runs if visit % 2 == 0 else runs[::-1]:
                         if os.getppid() != parent:
@@ -181,18 +186,23 @@ def _child(spec: dict[str, Any]) -> None:
                         run.device_read += now[0] - seen[0]
                         run.device_written += now[1] - seen[1]
                         bar.update()
-                label = (
-                    f"cold, {spec['limit'] / (1 << 30):.3g} GiB for {rows * dim * 8 / 1e9:.3g} GB "
-                    f"of state: {WORKLOADS[source.name]}, batch {batch:,}"
-                )
-                group = [figures(run, limits, regime="cold-limit", workload=label) for run in runs]
-                add_ratio(group, "to_memmap", NAMES["memmap"])
-                add_ratio(group, "to_random", NAMES["memmap-random"])
+                        group = [
+                            figures(run, limits, regime="cold-limit", workload=label)
+                            for run in runs
+                            if run.timing.repeats
+                        ]
+                        add_ratio(group, "to_memmap", NAMES["memmap"])
+                        add_ratio(group, "to_random", NAMES["memmap-random"])
+                        _write(Path(spec["out"]), [*found, *group], limits)
                 found += group
-                aside = Path(spec["out"] + ".part")
-                disk = {key: value for key, value in limits.items() if "iops" in key}
-                aside.write_text(json.dumps({"rows": found, "limits": disk}))
-                os.replace(aside, spec["out"])
+
+
+def _write(path: Path, rows: list[dict[str, Any]], limits: dict[str, float]) -> None:
+    """What has been measured so far, whole or not at all."""
+    aside = path.with_name(path.name + ".part")
+    disk = {key: value for key, value in limits.items() if "iops" in key}
+    aside.write_text(json.dumps({"rows": rows, "limits": disk}))
+    os.replace(aside, path)
 
 
 if __name__ == "__main__":
