@@ -142,7 +142,7 @@ class DSA(Optimizer):
         All gradients are checked before the first parameter changes: a step that raises
         for bad input has changed nothing.
         """
-        self._open_estate()
+        estate = self._open_estate()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -152,15 +152,20 @@ class DSA(Optimizer):
         for group in self.param_groups:
             in_memory = []
             for param in group["params"]:
-                if param.grad is None:
+                grad = param.grad
+                if grad is None:
                     continue
-                if self._lives_on_disk(param, param.grad):
-                    sparse.append((*self._gather(param, param.grad), group))
+                table = estate.tables.get(param)
+                if table is not None and grad.is_sparse:
+                    sparse.append((table, self._gather(table, grad), group))
+                elif self._lives_on_disk(param, grad):
+                    table = self._table(param)
+                    sparse.append((table, self._gather(table, grad), group))
                 else:
                     in_memory.append(param)
             if in_memory:
                 dense.append((group, in_memory))
-        self._update(sparse, dense)
+        self._update(estate, sparse, dense)
         return loss
 
     @torch.no_grad()
@@ -175,23 +180,24 @@ class DSA(Optimizer):
         Raises:
             IndexError, ValueError, TypeError: as the message says; nothing has changed.
         """
-        self._open_estate()
+        estate = self._open_estate()
         group = self._group_of(param)
         table = self._table(param)
         touched = table.touched(torch.as_tensor(indices), torch.as_tensor(row_grads))
-        self._update([(table, touched, group)], [])
+        self._update(estate, [(table, touched, group)], [])
 
-    def _gather(self, param: Tensor, grad: Tensor) -> tuple[Table, Touched]:
+    @staticmethod
+    def _gather(table: Table, grad: Tensor) -> Touched:
         if grad.sparse_dim() != 1:
             raise ValueError(
-                f"{self._labels[param]}: the gradient has {grad.sparse_dim()} sparse dimensions; "
-                "DSA updates whole rows, so it needs exactly one"
+                f"{table.label}: the gradient has {grad.sparse_dim()} sparse dimensions; DSA "
+                "updates whole rows, so it needs exactly one"
             )
-        table = self._table(param)
-        return table, table.touched(grad._indices()[0], grad._values())
+        return table.touched(grad._indices()[0], grad._values())
 
     def _update(
         self,
+        estate: Estate,
         sparse: list[tuple[Table, Touched, dict[str, Any]]],
         dense: list[tuple[dict[str, Any], list[Tensor]]],
     ) -> None:
@@ -200,7 +206,6 @@ class DSA(Optimizer):
             table.prepare(touched)
         for _, in_memory in dense:
             self._init_in_memory(in_memory)
-        estate = self._open_estate()
         estate.require_whole()
         with interrupts.whole(), estate.changing():
             for table, touched, group in sparse:
