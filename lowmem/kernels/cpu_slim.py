@@ -1,7 +1,7 @@
 """The SlimAdamW step on the CPU: one call for all tensors, each byte moved as seldom as possible.
 
 Every tensor becomes one or more *jobs* in a table of addresses and strides
-(``slim_layout`` finds them), and the threads share the table by bytes:
+(``slim_layout`` finds them):
 
 - plain (no axis averaged): one pass, 28 bytes a float32 element.
 - row (the last axis averaged): one pass; a row of g is read twice, the second time from the
@@ -12,6 +12,7 @@ Every tensor becomes one or more *jobs* in a table of addresses and strides
 - mixed (axes on both sides of the kept one averaged, as in convolutions): as column, with
   short runs in the place of elements.
 
+Threads take parts of the work one after the other (``_divide`` cuts it, ``slim_team`` takes).
 Sums run over blocks whose borders depend on the shape alone, and are added up in order. So a
 result depends neither on how threads were scheduled nor on how many there were.
 """
@@ -34,95 +35,83 @@ from lowmem.kernels.slim_loops import (
     WHOLE,
     block_count,
     collect,
+    slim_team,
     width,
-    work_through,
 )
-from lowmem.kernels.threads import run_parallel, thread_count
+from lowmem.kernels.threads import run_team, thread_count
 
 _ALONE = 1 << 20  # elements below which threads do not share one column job
+_PART = 1 << 15  # elements below which it does not pay to cut
 _WORTH_A_THREAD = 1 << 14  # elements below which another thread costs more than it brings
 _NOTHING = np.empty(0, np.float32)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _divide(table: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Who does what.
+    """Cut the work into parts that threads take one after the other, the largest first.
 
-    Column jobs go whole to one thread each, the largest first, always to the thread with the
-    least to do. Plain and row jobs are cut where that evens the threads out. A column job too
-    large for that is shared: it is left out here and comes back in the third array.
+    A column job is one part, or a few small ones are. Plain and row jobs come last and are
+    cut finely, so that all threads end together. Where a column job is too large for that,
+    it is shared: it is left out here and comes back in the third array.
 
     Returns:
-        Tasks of all threads; the threads' borders in them; the numbers of the shared jobs.
+        Tasks of all parts; the parts' borders in them; the numbers of the shared jobs.
     """
     jobs = table.shape[0]
-    cost = np.empty(jobs, np.int64)
-    divisible = np.int64(0)
-    total = np.int64(0)
-    for j in range(jobs):
-        cost[j] = table[j, 1] * table[j, 2] * table[j, 3]
-        if table[j, 0] == PLAIN:
-            cost[j] = cost[j] * 7 // 5  # 28 bytes an element against 20
-        total += cost[j]
-        if table[j, 0] == PLAIN or table[j, 0] == ROW:
-            divisible += cost[j]
+    cost = table[:, 1] * table[:, 2] * table[:, 3]
+    even = (table[:, 0] == PLAIN) | (table[:, 0] == ROW)  # can be cut anywhere
     order = np.argsort(-cost)
-    owner = np.full(jobs, -1, np.int64)
-    load = np.zeros(threads, np.int64)
     shared = np.zeros(jobs, np.bool_)
+    load = np.zeros(threads, np.int64)
     while True:
         load[:] = 0
+        rest = np.int64(0)
         largest = -1
-        rest = divisible
         for j in order:
-            if table[j, 0] == PLAIN or table[j, 0] == ROW or shared[j]:
-                continue
-            if largest < 0:
-                largest = j
-            owner[j] = np.argmin(load)
-            load[owner[j]] += cost[j]
-            rest += cost[j]
+            if not shared[j]:
+                rest += cost[j]
+                if not even[j]:
+                    largest = j if largest < 0 else largest
+                    load[np.argmin(load)] += cost[j]
         if largest < 0 or cost[largest] < _ALONE or load.max() * threads <= rest * 1.03:
             break
         shared[largest] = True
-    # Fill up to the level that makes all equal, thread by thread, job by job.
-    level = max(load.max(), (rest + threads - 1) // threads)
-    tasks = np.empty((jobs + (jobs + threads) * 2, 4), np.int64)
-    bounds = np.zeros(threads + 1, np.int64)
-    filled = 0
-    j, low = 0, np.int64(0)
-    for thread in range(threads):
-        for k in order:
-            if owner[k] == thread and not shared[k]:
-                tasks[filled] = (WHOLE, k, 0, 0)
-                filled += 1
-        room = level - load[thread]
-        while j < jobs and (room > 0 or thread == threads - 1):
-            kind = table[j, 0]
-            if kind != PLAIN and kind != ROW:
-                j += 1
-                continue
-            flat = kind == PLAIN and table[j, 1] == 1
-            units = table[j, 2] if flat else table[j, 1]
-            each = cost[j] / units
-            if thread == threads - 1 or (units - low) * each <= room:
-                high = units
-            else:
-                high = low + np.int64(room / each)
-                if flat:
-                    high = min(units, (high + 63) // 64 * 64)
-                elif high == low:  # not a whole row fits
-                    break
+    size = max(_PART, rest // (threads * 8))
+    tasks = np.empty((2 * jobs + threads * 8 + 8, 4), np.int64)
+    bounds = np.zeros(2 * jobs + threads * 8 + 8, np.int64)
+    filled, parts, room = 0, 0, size
+    for j in order:
+        if even[j] or shared[j]:
+            continue
+        tasks[filled] = (WHOLE, j, 0, 0)
+        filled += 1
+        room -= cost[j]
+        if room <= 0:
+            parts, room = parts + 1, size
+            bounds[parts] = filled
+    for j in range(jobs):
+        if not even[j]:
+            continue
+        flat = table[j, 0] == PLAIN and table[j, 1] == 1
+        units = table[j, 2] if flat else table[j, 1]
+        each = 1 if flat else table[j, 2]
+        low = np.int64(0)
+        while low < units:
+            step = (room + each - 1) // each
+            if flat:  # whole cache lines
+                step = (step + 63) // 64 * 64
+            high = min(units, low + step)
             tasks[filled] = (WHOLE, j, low, high)
             filled += 1
-            room -= np.int64((high - low) * each)
+            room -= (high - low) * each
             low = high
-            if high == units:
-                j, low = j + 1, np.int64(0)
-            else:
-                break
-        bounds[thread + 1] = filled
-    return tasks[:filled], bounds, np.flatnonzero(shared)
+            if room <= 0:
+                parts, room = parts + 1, size
+                bounds[parts] = filled
+    if bounds[parts] < filled:
+        parts += 1
+        bounds[parts] = filled
+    return tasks[:filled], bounds[: parts + 1], np.flatnonzero(shared)
 
 
 def supports(param: Tensor, grad: Tensor, axes: tuple[int, ...]) -> bool:
@@ -225,11 +214,7 @@ def _run(table: np.ndarray, scalars: np.ndarray) -> None:
     work = int((table[:, 1] * table[:, 2] * table[:, 3]).sum())
     threads = max(1, min(thread_count(), work // _WORTH_A_THREAD))
     tasks, bounds, shared = _divide(table, threads)
-    calls = [
-        (table, scalars, tasks[low:high], _NOTHING) for low, high in pairwise(bounds) if high > low
-    ]
-    if calls:
-        run_parallel(work_through, calls)
+    _run_tasks(table, scalars, tasks, bounds, _NOTHING, threads)
     for number in shared:
         _run_shared(table, scalars, number, threads)
 
@@ -238,13 +223,28 @@ def _run_shared(table: np.ndarray, scalars: np.ndarray, number: int, threads: in
     """A column job by all threads: sums of its blocks, then updates of its blocks."""
     blocks = int(block_count(table[number]))
     partials = np.empty(blocks * int(width(table[number])), np.float32)
-    edges = [blocks * thread // threads for thread in range(threads + 1)]
-    for what in (SUMS, UPDATE):
-        if what == UPDATE:
-            collect(table, scalars, number, partials)
-        tasks = [
-            np.array([(what, number, low, high)], np.int64)
-            for low, high in pairwise(edges)
-            if high > low
-        ]
-        run_parallel(work_through, [(table, scalars, task, partials) for task in tasks])
+    parts = min(blocks, 4 * threads)
+    edges = [blocks * part // parts for part in range(parts + 1)]
+    bounds = np.arange(parts + 1)
+    tasks = np.array([(SUMS, number, *edge) for edge in pairwise(edges)], np.int64)
+    _run_tasks(table, scalars, tasks, bounds, partials, threads)
+    collect(table, scalars, number, partials)
+    tasks = tasks[::-1].copy()  # the last sums are still in the cache
+    tasks[:, 0] = UPDATE
+    _run_tasks(table, scalars, tasks, bounds, partials, threads)
+
+
+def _run_tasks(
+    table: np.ndarray,
+    scalars: np.ndarray,
+    tasks: np.ndarray,
+    bounds: np.ndarray,
+    partials: np.ndarray,
+    threads: int,
+) -> None:
+    parts = len(bounds) - 1
+    if parts < 1:
+        return
+    arrays = (table, scalars, tasks, bounds, partials)
+    team = np.array([0, parts, *(n for a in arrays for n in (a.ctypes.data, len(a)))], np.int64)
+    run_team(slim_team, team, min(threads, parts))

@@ -13,8 +13,8 @@ from typing import Any
 import numba
 import numpy as np
 from numba import carray, types
-from numba.extending import intrinsic
 
+from lowmem.kernels.native import pointer, take_next
 from lowmem.kernels.slim_layout import COLUMN, LONG, MIXED, PLAIN, ROW
 
 # Sums may be reordered and multiplications fused; NaN and infinities count as in torch.
@@ -29,19 +29,9 @@ _MAX_BLOCKS = 64  # a column job has at most this many partial sums
 WHOLE, SUMS, UPDATE = range(3)  # what a task does with its job
 
 
-@intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    """An address as the pointer that ``carray`` takes."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
-
-    return types.voidptr(address), generate
-
-
 @numba.njit(**_JIT)
 def _floats(address: int, size: int) -> np.ndarray:
-    return carray(_pointer(address), (size,), np.float32)
+    return carray(pointer(address), (size,), np.float32)
 
 
 @numba.njit(**_JIT)
@@ -354,3 +344,23 @@ def collect(table: np.ndarray, scalars: np.ndarray, number: int, partials: np.nd
         for i in range(n):
             total[i] += part[i]
     _finish_moments(job, scalars[job[15]], total)
+
+
+@numba.cfunc(types.void(types.voidptr), nopython=True, cache=True, error_model="numpy")
+def slim_team(team_address: int) -> None:
+    """Take one part after the other until none is left; any number of threads may call it.
+
+    ``team``: the next part (counted up here), how many there are, and address and length of
+    the table, the scalars, the tasks, the borders of the parts in them, and the partial sums.
+    """
+    team = carray(team_address, (12,), np.int64)
+    table = carray(pointer(team[2]), (team[3], 16), np.int64)
+    scalars = carray(pointer(team[4]), (team[5], 8), np.float32)
+    tasks = carray(pointer(team[6]), (team[7], 4), np.int64)
+    bounds = carray(pointer(team[8]), (team[9],), np.int64)
+    partials = carray(pointer(team[10]), (team[11],), np.float32)
+    while True:
+        part = take_next(team.ctypes.data)
+        if part >= team[1]:
+            break
+        work_through(table, scalars, tasks[bounds[part] : bounds[part + 1]], partials)
