@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numba
 import numpy as np
@@ -65,7 +66,7 @@ def _divide(table: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray, np
     load = np.zeros(threads, np.int64)
     while True:
         load[:] = 0
-        rest = np.int64(0)
+        rest: Any = np.int64(0)
         largest = -1
         for j in order:
             if not shared[j]:
@@ -76,7 +77,7 @@ def _divide(table: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray, np
         if largest < 0 or cost[largest] < _ALONE or load.max() * threads <= rest * 1.03:
             break
         shared[largest] = True
-    size = max(_PART, rest // (threads * 8))
+    size: Any = max(_PART, rest // (threads * 8))
     tasks = np.empty((2 * jobs + threads * 8 + 8, 4), np.int64)
     bounds = np.zeros(2 * jobs + threads * 8 + 8, np.int64)
     filled, parts, room = 0, 0, size
@@ -95,12 +96,12 @@ def _divide(table: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray, np
         flat = table[j, 0] == PLAIN and table[j, 1] == 1
         units = table[j, 2] if flat else table[j, 1]
         each = 1 if flat else table[j, 2]
-        low = np.int64(0)
+        low: Any = np.int64(0)
         while low < units:
             step = (room + each - 1) // each
             if flat:  # whole cache lines
                 step = (step + 63) // 64 * 64
-            high = min(units, low + step)
+            high: Any = min(units, low + step)
             tasks[filled] = (WHOLE, j, low, high)
             filled += 1
             room -= (high - low) * each
