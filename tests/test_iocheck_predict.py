@@ -55,8 +55,12 @@ def test_wear_counts_evicted_pages_and_never_more_than_the_disk_can_write() -> N
     assert expect(2 * STORE).written_bytes_per_day <= 4096 * 86_400 / 50e-6 * 1.001
 
 
-def test_without_a_cold_figure_only_memory_is_predicted() -> None:
-    assert expect(0, cold=None).seconds_per_step == pytest.approx(0.02)
+def test_without_a_cold_figure_nothing_is_said_about_missing_pages() -> None:
+    future = expect(0, cold=None)
+    assert future.seconds_per_step is None
+    assert future.rows_per_s_cold is None
+    assert future.written_bytes_per_day is None
+    assert expect(2 * STORE, cold=None).seconds_per_step == pytest.approx(0.02)
 
 
 def report(kind: Kind = "disk", cache: float = 2 * STORE, free: float = 1e12) -> IOReport:
@@ -83,6 +87,17 @@ def test_advice(given: IOReport, words: str) -> None:
     assert words in given.advice
     assert given.advice.endswith(".")
     assert words in given.text()
+
+
+def test_a_stopped_check_claims_no_disk_speed() -> None:
+    given = report(cache=0.5 * STORE)
+    given.dsa_cold, given.interrupted = None, True
+    given.prediction = expect(0.5 * STORE, cold=None)
+    assert "not measured" in given.text()
+    assert "run the check to its end" in given.advice
+    assert given.to_json()["predicted_rows_per_s"] is None
+    given.figure()
+    assert "no prediction" in repr(given)
 
 
 def test_the_weights_take_their_part_of_the_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .predict import IN_MEMORY
+
 if TYPE_CHECKING:
     from .report import IOReport
 
@@ -25,20 +27,22 @@ def advice(report: IOReport) -> str:
         )
     if future is None:
         return "Nothing to advise yet: the check ended before the steps were timed; run it again."
+    if future.rows_per_s is None or future.seconds_per_step is None:
+        reason = "was not measured" if report.interrupted else "cannot be measured here"
+        return (
+            f"Only {100 * future.hit_share:.0f} % of the pages will be in memory, and what the "
+            f"others cost {reason}: "
+            + ("run the check to its end." if report.interrupted else "try another directory.")
+        )
     speed = f"{future.rows_per_s:,.0f} rows per second ({future.seconds_per_step:.3g} s a step)"
     ram = report.sparse_adam
     in_ram_s = ram.seconds * report.batch / ram.ids if ram else 0.0
     ratio = in_ram_s / future.seconds_per_step
     beside = f", {ratio:.2g} times SparseAdam in RAM" if ram else ""
-    if future.hit_share > 0.995:
+    if future.hit_share > IN_MEMORY:
         return (
             f"Everything fits in the page cache ({gigabytes(future.store_bytes)} of "
             f"{gigabytes(future.cache_bytes)}), disk speed will not matter: expect {speed}{beside}."
-        )
-    if report.dsa_cold is None:
-        return (
-            f"Only {100 * future.hit_share:.0f} % of the pages will be in memory, and what the "
-            "disk then costs could not be measured here: try another directory."
         )
     waiting = 1.0 - future.seconds_per_step_hot / future.seconds_per_step
     verdict = f"Expect {speed}{beside}, {100 * future.hit_share:.0f} % of the pages from memory"

@@ -60,8 +60,9 @@ def _steps(axes: Axes, report: IOReport) -> None:
     if future:
         bars.append(("DSA, all in memory", future.rows_per_s_hot, ""))
         share = f"{100 * future.hit_share:.0f} % in memory"
-        bars.append((f"DSA, expected\n({share})", future.rows_per_s, "//"))
-        if report.dsa_cold:
+        if future.rows_per_s is not None:
+            bars.append((f"DSA, expected\n({share})", future.rows_per_s, "//"))
+        if future.rows_per_s_cold is not None:
             bars.append(("DSA, nothing in memory", future.rows_per_s_cold, ""))
     if ram:
         bars.append(("SparseAdam in RAM", ram.rows_per_s, ".."))

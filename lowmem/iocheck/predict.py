@@ -19,6 +19,7 @@ from .patterns import PAGE, Access, StepPages, TableAccess
 ENDURANCE_BYTES = 600e12
 ENDURANCE_WORDS = "600 TB written over the life of a 1 TB consumer SSD"
 DAY_S = 86_400.0
+IN_MEMORY = 0.995  # a hit share above it is as good as all
 _WRITE_BACK_EVERY_S = 30.0  # Linux: vm.dirty_expire_centisecs
 
 
@@ -47,18 +48,19 @@ class Prediction:
     """What to expect of the person's own table, batch and access pattern.
 
     ``rows_per_s`` counts the different rows of a batch: duplicates are summed, not updated.
+    What depends on missing pages is ``None`` where their cost was not measured.
     """
 
-    seconds_per_step: float
+    seconds_per_step: float | None
     seconds_per_step_hot: float
-    seconds_per_step_cold: float
-    rows_per_s: float
+    seconds_per_step_cold: float | None
+    rows_per_s: float | None
     rows_per_s_hot: float
-    rows_per_s_cold: float
+    rows_per_s_cold: float | None
     hit_share: float
     missing_pages_per_step: float
-    written_bytes_per_day: float
-    endurance_share_per_day: float
+    written_bytes_per_day: float | None
+    endurance_share_per_day: float | None
     cache_bytes: int
     store_bytes: int
 
@@ -92,20 +94,22 @@ def predict(
         base = hot_for_cold.seconds if hot_for_cold else hot.seconds * cold.ids / hot.ids
         read_page = max(0.0, cold.seconds - base) / max(1, cold.pages)
         write_page = cold.write_back_s / max(1, cold.pages) or write_page_s
-    cold_s = hot_s + pages.touched_pages * read_page
-    step_s = hot_s + pages.missing_pages * (read_page + write_page)
-    written = _written_per_day(rows, row_bytes, batch, access, pages, step_s, write_page)
+    cold_s = hot_s + pages.touched_pages * read_page if cold is not None else None
+    step_s = written = None
+    if cold is not None or pages.hit_share > IN_MEMORY:
+        step_s = hot_s + pages.missing_pages * (read_page + write_page)
+        written = _written_per_day(rows, row_bytes, batch, access, pages, step_s, write_page)
     return Prediction(
         seconds_per_step=step_s,
         seconds_per_step_hot=hot_s,
         seconds_per_step_cold=cold_s,
-        rows_per_s=pages.distinct_rows / step_s,
+        rows_per_s=pages.distinct_rows / step_s if step_s else None,
         rows_per_s_hot=pages.distinct_rows / hot_s,
-        rows_per_s_cold=pages.distinct_rows / cold_s,
+        rows_per_s_cold=pages.distinct_rows / cold_s if cold_s else None,
         hit_share=pages.hit_share,
         missing_pages_per_step=pages.missing_pages,
         written_bytes_per_day=written,
-        endurance_share_per_day=written / ENDURANCE_BYTES,
+        endurance_share_per_day=None if written is None else written / ENDURANCE_BYTES,
         cache_bytes=cache_bytes,
         store_bytes=PAGE + rows * row_bytes,
     )

@@ -141,9 +141,9 @@ class IOReport:
         hot, cold, ram, future = self.dsa_hot, self.dsa_cold, self.sparse_adam, self.prediction
         figures.update(
             dsa_rows_per_s_hot=future.rows_per_s_hot if future else None,
-            dsa_rows_per_s_cold=future.rows_per_s_cold if future and cold else None,
+            dsa_rows_per_s_cold=future.rows_per_s_cold if future else None,
             dsa_seconds_per_step_hot=future.seconds_per_step_hot if future else None,
-            dsa_seconds_per_step_cold=future.seconds_per_step_cold if future and cold else None,
+            dsa_seconds_per_step_cold=future.seconds_per_step_cold if future else None,
             measured_dsa_rows_per_s_hot=hot.rows_per_s if hot else None,
             measured_dsa_rows_per_s_cold=cold.rows_per_s if cold else None,
             measured_dsa_cold_batch=cold.ids if cold else None,
@@ -217,33 +217,36 @@ class IOReport:
         future = self.prediction
         if future is None:
             return []
-        disk_speed = self.dsa_cold is not None
+        unknown = "not measured" if self.interrupted else "not measurable here"
+
+        def shown(value: float | None, form: str) -> str:
+            return unknown if value is None else format(value, form)
+
         table = [
             ("store on disk", gigabytes(future.store_bytes)),
             ("page cache for it", gigabytes(future.cache_bytes)),
             ("touched pages in memory", f"{100 * future.hit_share:.0f} %"),
-            ("different rows per second", f"{future.rows_per_s:,.0f}"),
-            ("seconds per step", f"{future.seconds_per_step:.4f}"),
+            ("different rows per second", shown(future.rows_per_s, ",.0f")),
+            ("seconds per step", shown(future.seconds_per_step, ".4f")),
             ("… with everything in memory", f"{future.seconds_per_step_hot:.4f}"),
-            (
-                "… with nothing in memory",
-                f"{future.seconds_per_step_cold:.4f}" if disk_speed else "not measurable here",
-            ),
+            ("… with nothing in memory", shown(future.seconds_per_step_cold, ".4f")),
         ]
         if self.sparse_adam:
             seconds = self.sparse_adam.seconds * self.batch / self.sparse_adam.ids
-            table.append(("the same step, SparseAdam in RAM", f"{seconds:.4f} s"))
-        table += [
-            (
-                "written in a day of training",
-                f"{gigabytes(future.written_bytes_per_day)} "
-                f"({future.written_bytes_per_day / DAY_S / 1e6:,.1f} MB/s)",
-            ),
-            (
-                "of a consumer SSD's endurance",
-                f"{100 * future.endurance_share_per_day:.2f} % a day (of {ENDURANCE_WORDS})",
-            ),
-        ]
+            table.append(("… SparseAdam in RAM", f"{seconds:.4f}"))
+        if future.written_bytes_per_day is not None and future.endurance_share_per_day is not None:
+            speed = future.written_bytes_per_day / DAY_S / 1e6
+            share = 100 * future.endurance_share_per_day
+            table += [
+                (
+                    "written in a day of training",
+                    f"{gigabytes(future.written_bytes_per_day)} ({speed:,.1f} MB/s)",
+                ),
+                (
+                    "of a consumer SSD's endurance",
+                    f"{share:.2f} % a day (of {ENDURANCE_WORDS})",
+                ),
+            ]
         return table
 
     def headline(self) -> str:
@@ -281,7 +284,9 @@ class IOReport:
 
     def __repr__(self) -> str:
         future = self.prediction
-        speed = f"{future.rows_per_s:,.0f} rows/s expected" if future else "no prediction"
+        speed = "no prediction"
+        if future and future.rows_per_s is not None:
+            speed = f"{future.rows_per_s:,.0f} rows/s expected"
         state = ", interrupted" if self.interrupted else ""
         return (
             f"IOReport({self.directory!r}, {self.rows:,} × {self.dim}, batch {self.batch:,}: "
