@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
             print("The ranking was stopped; the rest of the report follows.")
         print(f"\nFiltered ranking of {len(test):,} held-out triples, {entities:,} candidates:")
         for name, found in ranking.items():
-            print(f"  {name:<10} MRR {found.mrr:.4f}   hits@10 {found.hits(10):.1%}")
+            print(f"  {name:<10} MRR {found.mrr:.5f}   hits@10 {found.hits(10):.1%}")
         print()
         print(memory_table(table.rows, table.dim, used, table.device, peak))
         least = 1 if smoke or args.triples else 20
