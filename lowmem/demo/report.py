@@ -138,7 +138,9 @@ def draw(history: History, path: Path, title: str = "") -> None:
     upper.legend(frameon=False)
     upper.set_title(title, fontsize=11, loc="left")
     if len(seconds):
-        edges = np.linspace(0, seconds[-1], min(61, len(seconds) + 1))
+        edges = np.linspace(
+            0, seconds[-1], min(60, 1 + len(seconds) // 8) + 1
+        )  # 8 steps each or more
         rows = np.array([step.rows for step in history.steps], float)
         spent = np.array([step.optimizer_seconds for step in history.steps])
         total = np.histogram(seconds, edges, weights=rows)[0]
