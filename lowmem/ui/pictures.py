@@ -95,8 +95,8 @@ def bars(
                 ax.plot(values, [place] * len(values), "o", color=INK, markersize=4)
                 low, high = (short_number(float(v), unit) for v in (values.min(), values.max()))
                 text += f"  ({low} to {high})"
-            ends.append(float(values.max()))
-            ax.annotate(text, (ends[-1], place), (5, 0), textcoords="offset points",
+            ends += [float(values.min()), float(values.max())]
+            ax.annotate(text, (max(ends[-1], 0.0), place), (5, 0), textcoords="offset points",
                         va="center", fontsize=9, color=INK)  # fmt: skip
             words.append(f"{label} {text}")
         for name, value in (line or {}).items():
@@ -120,14 +120,15 @@ def bars(
 
 
 def _horizontal_limits(ax: Any, ends: Sequence[float], log: bool) -> None:
-    """Room for the figures to the right of the bars."""
-    good = [end for end in ends if np.isfinite(end) and end > 0] or [1.0]
+    """Room for the figures to the right of the bars; below zero where a bar is."""
+    finite = [end for end in ends if np.isfinite(end)]
+    good = [end for end in finite if end > 0] or [1.0]
     if log:
         low, high = min(good) / 3, max(good)
         ax.set_xscale("log")
         ax.set_xlim(low, high * (high / low) ** 0.45)
     else:
-        ax.set_xlim(0, max(good) * 1.45)
+        ax.set_xlim(min([0.0, *finite]) * 1.1, max(good) * 1.45)
 
 
 def curves(
