@@ -39,7 +39,9 @@ def pictures_of(outputs: Sequence[Any]) -> list[tuple[str, bytes]]:
 
 
 def small(png: bytes) -> bytes:
-    """The PNG with a palette of 256 colours, and smaller if that is still too large."""
+    """The PNG as it is; if that is too large with a palette of 256 colours, then smaller."""
+    if len(png) < LARGEST_BYTES:
+        return png
     from PIL import Image
 
     picture = Image.open(io.BytesIO(png)).convert("RGB")

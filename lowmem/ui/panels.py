@@ -93,7 +93,7 @@ class Lines:
         unit = self.unit if self.unit == "bytes" else ""
         ax.yaxis.set_major_formatter(lambda value, _: short_number(value, unit))
         if self.log:
-            ax.yaxis.set_minor_formatter(lambda *_: "")
+            _log_ticks(ax)
         ax.margins(x=0.02)
         for end in ends:
             ax.plot(end.step, end.value, "o", color=end.color, markersize=4)
@@ -116,6 +116,16 @@ class Lines:
                 )
         line = f", cutoff {self.cutoff:g}" if self.cutoff is not None else ""
         return f"{self.title}: {'; '.join(parts) or 'nothing yet'}{line}"
+
+
+def _log_ticks(ax: Any) -> None:
+    """1, 2, 5, 10 where there are few decades, so that there is more than one figure to read."""
+    from matplotlib.ticker import LogLocator
+
+    low, high = ax.get_ylim()
+    if 0 < low < high < 1000 * low:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_minor_formatter(lambda *_: "")
 
 
 @dataclass(frozen=True)
