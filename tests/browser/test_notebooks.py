@@ -36,7 +36,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    smoke = "0" if os.environ.get("LOWMEM_SCREENSHOTS") else "1"  # pictures worth looking at
+    smoke = os.environ.get("LOWMEM_SMOKE", "1")  # 0: at full size, for pictures to look at
     folder = tmp_path_factory.mktemp("notebooks")
     with running_lab(sys.executable, folder, LOWMEM_SMOKE=smoke) as lab:
         shutil.copy(REPOSITORY / "notebooks" / NAME, lab.folder / NAME)
