@@ -63,7 +63,7 @@ def _steps(axes: Axes, report: IOReport) -> None:
         if future.rows_per_s is not None:
             bars.append((f"DSA, expected\n({share})", future.rows_per_s, "//"))
         if future.rows_per_s_cold is not None:
-            bars.append(("DSA, nothing in memory", future.rows_per_s_cold, ""))
+            bars.append(("DSA, nothing in memory\n(reads only)", future.rows_per_s_cold, ""))
     if ram:
         bars.append(("SparseAdam in RAM", ram.rows_per_s, ".."))
     axes.set_title("Rows per second for your table", fontsize=9)

@@ -229,7 +229,7 @@ class IOReport:
             ("different rows per second", shown(future.rows_per_s, ",.0f")),
             ("seconds per step", shown(future.seconds_per_step, ".4f")),
             ("… with everything in memory", f"{future.seconds_per_step_hot:.4f}"),
-            ("… with nothing in memory", shown(future.seconds_per_step_cold, ".4f")),
+            ("… with nothing in memory, reads only", shown(future.seconds_per_step_cold, ".4f")),
         ]
         if self.sparse_adam:
             seconds = self.sparse_adam.seconds * self.batch / self.sparse_adam.ids
