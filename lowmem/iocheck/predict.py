@@ -49,7 +49,8 @@ class Prediction:
 
     ``rows_per_s`` counts the different rows of a batch: duplicates are summed, not updated.
     The cold figures count reads only; a long run writes evicted pages back as well, and
-    ``seconds_per_step`` has that. What depends on missing pages is ``None`` where their cost was not measured.
+    ``seconds_per_step`` has that. What depends on missing pages is ``None`` where their
+    cost was not measured.
     """
 
     seconds_per_step: float | None
