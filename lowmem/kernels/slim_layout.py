@@ -98,6 +98,8 @@ def layout(
         v_strides: Of the second moment, which has size 1 along ``axes``.
         axes: The averaged axes, each from ``-ndim`` to ``ndim - 1``; ``()`` for plain AdamW.
     """
+    if any(not -len(shape) <= axis < len(shape) for axis in axes):
+        raise ValueError(f"axes {axes} do not exist in shape {shape}")
     if 0 in shape:
         return ()
     averaged = {axis % len(shape) for axis in axes}

@@ -128,22 +128,26 @@ class Resolver:
             )
 
     def _decide(self, params: Sequence[tuple[Tensor, list[str]]]) -> list[Decision]:
-        strangers = {
-            names[0]: tuple(param.shape)
-            for param, names in params
-            if param not in self.decisions and names
-        }
-        by_name = decide_names(strangers, self.layer_map)
-        return [
-            self.decisions.get(param) or (by_name[names[0]] if names else _UNNAMED)
-            for param, names in params
-        ]
+        # A name that comes again begins another model: names are evidence within one only.
+        models: list[dict[str, tuple[int, ...]]] = [{}]
+        found: list[tuple[int, str] | Decision] = []
+        for param, names in params:
+            if param in self.decisions or not names:
+                found.append(self.decisions.get(param, _UNNAMED))
+                continue
+            if names[0] in models[-1]:
+                models.append({})
+            models[-1][names[0]] = tuple(param.shape)
+            found.append((len(models) - 1, names[0]))
+        by_name = [decide_names(shapes, self.layer_map) for shapes in models]
+        return [each if isinstance(each, Decision) else by_name[each[0]][each[1]] for each in found]
 
     def _entry(self, param: Tensor, names: list[str], decision: Decision) -> Entry:
         rule, source, reached, note = None, decision.decided_by, True, ""
         shown = names[0] if names else "parameter"
         if self.static:
-            rule, reached, note = decision.rule, decision.reached, decision.note
+            rule = fit_rule(decision.rule, tuple(param.shape), shown)
+            reached, note = decision.reached, decision.note
             if isinstance(rule, Split) and is_dtensor(param):
                 rule, reached, note = None, False, "a DTensor is not split"
         elif self.book is not None:

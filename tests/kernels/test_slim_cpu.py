@@ -231,6 +231,12 @@ def test_layouts_merge_to_as_few_jobs_as_there_are_means() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="VmHWM")
+@pytest.mark.parametrize("axes", [(2,), (-3,), (0, 5)])
+def test_axes_that_do_not_exist_are_refused(axes) -> None:
+    with pytest.raises(ValueError, match="do not exist in shape"):
+        layout((4, 6), (6, 1), (6, 1), (6, 1), (6, 1), axes)
+
+
 def test_a_step_allocates_nothing_of_a_parameters_size() -> None:
     code = """
 import torch

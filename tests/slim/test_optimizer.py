@@ -376,3 +376,32 @@ def test_a_step_allocates_nothing_of_a_parameters_size():
     }
     assert len(grown) == 10
     assert max(grown.values()) < 8 << 20, grown  # the parameter has 16 MiB in bfloat16
+
+
+def test_two_models_of_the_same_names_are_decided_each_for_itself():
+    def position_table(*shape):
+        model = nn.Module()
+        model.pos_embed = nn.Parameter(torch.randn(shape))
+        return model
+
+    shapes = [(6, 4), (1, 6, 4), (5, 4)]
+    tables = [position_table(*shape) for shape in shapes]
+    optimizer = SlimAdamW(
+        [{"params": list(table.named_parameters())} for table in tables], rules="table1"
+    )
+    for table, shape in zip(tables, shapes, strict=True):
+        (alone,) = table.parameters()
+        single = SlimAdamW(table.named_parameters(), rules="table1")
+        assert optimizer.rule(alone) == single.rule(alone), shape
+        alone.grad = torch.ones_like(alone)
+    optimizer.step()
+    assert optimizer.state[tables[1].pos_embed]["exp_avg_sq"].shape == (1, 6, 1)
+
+    gpts = [TinyGPT(width=8), TinyGPT(width=16)]
+    both = SlimAdamW([{"params": list(g.named_parameters())} for g in gpts], rules="table1")
+    for each in gpts:
+        single = SlimAdamW(each.named_parameters(), rules="table1")
+        for name, param in each.named_parameters():
+            assert both.rule(param) == single.rule(param), name
+            param.grad = torch.ones_like(param)
+    both.step()
