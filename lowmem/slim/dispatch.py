@@ -188,4 +188,11 @@ def _aligned(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, axes: Axes) -> 
         and exp_avg.device == exp_avg_sq.device == param.device
     )
     like_param = not axes and exp_avg_sq.stride() == param.stride()
-    return same and (like_param or exp_avg_sq.is_contiguous())
+    dense = exp_avg_sq.is_contiguous() and (axes != () or _row_major(param))
+    return same and (like_param or dense)
+
+
+def _row_major(tensor: Tensor) -> bool:
+    """Whether elements lie in the order of a contiguous tensor's, gaps allowed."""
+    strides = [s for size, s in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    return strides == sorted(strides, reverse=True)

@@ -258,3 +258,27 @@ def test_the_dtype_may_change_between_steps(first, then, rule, backend):
         p.grad = torch.ones(64, 64, dtype=dtype)
         optimizer.step()
     torch.testing.assert_close(p, torch.full((64, 64), 0.25, dtype=first))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "narrow"])
+def test_a_part_that_is_not_averaged_in_any_layout(layout, backend):
+    torch.manual_seed(0)
+    values, axis = torch.randn(4, 6), 1
+    if layout == "transposed":
+        param = nn.Parameter(values.t().contiguous().t())
+    else:
+        param = nn.Parameter(torch.randn(4, 9)[:, :6] if layout == "narrow" else values.clone())
+    plain = nn.Parameter(param.detach().clone(memory_format=torch.contiguous_format))
+    rule = {"split": 0, "parts": [{"size": 2, "axes": [axis]}, {"size": 2, "axes": None}]}
+    slim = SlimAdamW([("p", param)], rules={"p": rule})
+    adamw = torch.optim.AdamW([plain], weight_decay=1e-2)
+    for _ in range(3):
+        plain.grad = torch.randn(4, 6)
+        param.grad = torch.empty_like(param).copy_(plain.grad)
+        slim.step()
+        adamw.step()
+    torch.testing.assert_close(param[2:], plain[2:])
+    whole = adamw.state[plain]["exp_avg_sq"]
+    first, second = slim.second_moment_parts(param)
+    torch.testing.assert_close(first, whole[:2].mean(axis, keepdim=True))
+    torch.testing.assert_close(second, whole[2:])
