@@ -11,6 +11,15 @@ from typing import Any
 from lowmem.slim.rulesfile import Axes, Part, Split
 from lowmem.slim.uses import Use
 
+_KV_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "kv_n_heads",
+    "num_heads_kv",
+    "num_query_groups",
+    "n_query_groups",
+)
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead")
 
 
@@ -26,18 +35,30 @@ def qkv_rule(use: Use, q_size: int | None) -> tuple[Split | None, str]:
     kind = "" if use.parent is None else type(use.parent).__name__
     if "CodeGen" in kind:
         return None, f"{kind} stores query, value and key in an order of its own"
-    if q_size is None or not (0 < q_size < total and (total - q_size) % 2 == 0):
-        if total != 3 * in_size:
-            return None, "the sizes of query, key and value are unknown"
+    if q_size is None and total == 3 * in_size:
         q_size = in_size
+    if q_size is None or not (0 < q_size < total and (total - q_size) % 2 == 0):
+        return None, "the sizes of query, key and value are unknown"
     kv_size = (total - q_size) // 2
-    if kv_size > q_size:
-        return None, f"{total} outputs do not fit {q_size} of a query"
+    if kv_size != q_size and not _grouped(use, q_size, kv_size):
+        # The output's inputs are the value's size, which may be wider than the query's.
+        return None, f"{total} outputs are not three of {q_size}, and no grouped queries are known"
     if use.role_path[-1] == "query_key_value":
         return _by_heads(use, q_size, kv_size)
     if getattr(use.parent, "multi_query", None) is False and use.role_path[-1] == "c_attn":
         return _by_heads(use, q_size, kv_size)
     return _qkv(use, q_size, kv_size, kv_size, 1), "query, key, value"
+
+
+def _grouped(use: Use, q_size: int, kv_size: int) -> bool:
+    """Whether the module says that several query heads share a key and a value head."""
+    heads, groups = _attribute(use.parent, _HEADS), _attribute(use.parent, _KV_HEADS)
+    for holder in (use.parent, getattr(use.parent, "config", None)):
+        if getattr(holder, "multi_query", None) is True:
+            groups = groups if getattr(use.parent, "new_decoder_architecture", False) else 1
+    if groups is None or groups < 1:
+        return False
+    return kv_size < q_size and (heads is None or q_size * groups == kv_size * heads)
 
 
 def _by_heads(use: Use, q_size: int, kv_size: int) -> tuple[Split | None, str]:

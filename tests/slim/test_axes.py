@@ -233,7 +233,22 @@ def test_substrings_of_names_prove_nothing():
 
 def test_grouped_queries_take_the_query_size_from_the_output_projection():
     model = linear_tree(attn__qkv_proj=(16, 16 + 4 + 4), attn__o_proj=(16, 16))
+    assert "attn.qkv_proj.weight" not in rules_of(model)  # might be a value wider than the query
+    model.attn.num_heads, model.attn.num_key_value_heads = 4, 1
     assert rules_of(model)["attn.qkv_proj.weight"] == qkv(0, 16, 4)
+    model.attn.num_key_value_heads = 2  # of other sizes
+    assert "attn.qkv_proj.weight" not in rules_of(model)
+    del model.attn.num_key_value_heads
+    model.attn.multi_query = True
+    assert rules_of(model)["attn.qkv_proj.weight"] == qkv(0, 16, 4)
+
+
+@pytest.mark.parametrize(("inside", "q", "v"), [(24, 8, 32), (8, 4, 16), (40, 8, 32)])
+def test_a_value_wider_than_the_query_is_not_cut_as_grouped_queries(inside, q, v):
+    model = linear_tree(attn__qkv=(inside, 2 * q + v), attn__proj=(v, inside))
+    decision = decide_model(model)[id(model.attn.qkv.weight)]
+    assert decision.rule is None
+    assert not decision.reached
 
 
 def test_a_mlp_that_is_a_plain_sequence():
