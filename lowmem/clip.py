@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -48,10 +49,43 @@ def clip_grad_norm_(
             "cannot be clipped; pass error_if_nonfinite=False to scale them all the same"
         )
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-    for grad in grads:
-        # Scaling is linear, so duplicates need not be summed for it.
-        (grad._values() if grad.is_sparse else grad).mul_(scale.to(grad.device))
+    # Scaling is linear, so duplicates need not be summed for it.
+    _scale_once([grad._values() if grad.is_sparse else grad for grad in grads], scale)
     return total
+
+
+def _scale_once(tensors: list[Tensor], scale: Tensor) -> None:
+    """Multiply in place, each element of memory once, however many tensors show it.
+
+    The gradients of ``a(i) + b(i)`` share one memory when ``a`` and ``b`` are sparse.
+    """
+    by_memory: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            key = tensor.untyped_storage().data_ptr(), tensor.dtype
+            by_memory.setdefault(key, []).append(tensor)
+    for views in by_memory.values():
+        factor = scale.to(views[0].device)
+        distinct = {(v.storage_offset(), v.shape, v.stride()): v for v in views}
+        views = sorted(distinct.values(), key=lambda view: view.storage_offset())
+        if all(_end(left) <= right.storage_offset() for left, right in pairwise(views)):
+            for view in views:
+                view.mul_(factor)
+            continue
+        # They may overlap in part: gather what each element is multiplied by first.
+        start = views[0].storage_offset()
+        size = max(map(_end, views)) - start
+        factors = torch.ones(size, dtype=factor.dtype, device=factor.device)
+        for view in views:
+            place = view.storage_offset() - start
+            factors.as_strided(view.shape, view.stride(), place).fill_(factor)
+        views[0].as_strided((size,), (1,), start).mul_(factors)
+
+
+def _end(view: Tensor) -> int:
+    """One past the last element of the storage that the view shows."""
+    steps = sum((int(n) - 1) * int(step) for n, step in zip(view.shape, view.stride(), strict=True))
+    return int(view.storage_offset()) + steps + 1
 
 
 def _norm(grad: Tensor, norm_type: float) -> Tensor:

@@ -78,3 +78,60 @@ def test_a_gradient_shared_by_two_names_is_scaled_once():
     param.grad = torch.tensor([3.0, 4.0])
     assert clip_grad_norm_([param, param], 1.0).item() == pytest.approx(5.0)
     torch.testing.assert_close(param.grad, torch.tensor([0.6, 0.8]))
+
+
+def clipped_alone(params, max_norm):
+    """What torch gives where no two gradients share memory."""
+    twins = [nn.Parameter(torch.zeros_like(param)) for param in params]
+    for param, twin in zip(params, twins, strict=True):
+        twin.grad = param.grad.detach().clone().to_dense()
+    norm = nn.utils.clip_grad_norm_(twins, max_norm)
+    return norm, [twin.grad for twin in twins]
+
+
+def shared_by_a_sum():
+    a, b = (nn.Embedding(10, 4, sparse=True) for _ in "ab")
+    ids = torch.tensor([1, 2])
+    ((a(ids) + b(ids)) * torch.randn(2, 4)).sum().backward()
+    assert a.weight.grad._values().data_ptr() == b.weight.grad._values().data_ptr()
+    return [a.weight, b.weight]
+
+
+def shared_in_part():
+    a, b, c = (nn.Embedding(10, 4, sparse=True) for _ in "abc")
+    ids = torch.tensor([1, 2, 2, 5])
+    joined = torch.cat([a(ids[:3]), b(ids[3:])])
+    ((joined + c(ids)) * torch.randn(4, 4)).sum().backward()
+    return [a.weight, b.weight, c.weight]
+
+
+def dense_views(*parts):
+    def make():
+        buffer = torch.randn(6, 6)
+        params = []
+        for part in parts:
+            params.append(nn.Parameter(torch.zeros_like(buffer[part])))
+            params[-1].grad = buffer[part]
+        return params
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        shared_by_a_sum,
+        shared_in_part,
+        dense_views(slice(0, 3), slice(3, 6)),
+        dense_views(slice(0, 4), slice(2, 6), slice(0, 4)),
+        dense_views((slice(0, 6), slice(0, 2)), (slice(0, 6), slice(2, 6))),
+        dense_views((slice(0, 6, 2), slice(0, 4)), slice(1, 3)),
+    ],
+    ids=["sum", "cat", "apart", "overlapping", "columns", "every other row"],
+)
+def test_memory_that_gradients_share_is_scaled_once(make):
+    params = make()
+    norm, expected = clipped_alone(params, 0.1)
+    torch.testing.assert_close(clip_grad_norm_(params, 0.1), norm)
+    for param, grad in zip(params, expected, strict=True):
+        torch.testing.assert_close(param.grad.to_dense(), grad)
