@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -22,8 +23,15 @@ from lowmem.dsa.commits import Commit
 from lowmem.dsa.folder import Mode, StoreFolder
 from lowmem.dsa.journal import Journal
 from lowmem.dsa.residency import Prefetch
-from lowmem.dsa.store import RowStore, StoreError, read_header, require_fit, require_space
-from lowmem.dsa.table import Table, table_shape
+from lowmem.dsa.store import (
+    RowStore,
+    StoreError,
+    read_header,
+    require_fit,
+    require_name,
+    require_space,
+)
+from lowmem.dsa.table import Table, require_table, table_shape
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +55,7 @@ class Estate:
         self.tables: dict[Tensor, Table] = {}
         self.closed = False
         self._ready = False
+        self._busy = _Busy()
         self._half_done = False
         self._mode = mode
         self._prefetch = prefetch
@@ -79,6 +88,7 @@ class Estate:
                 )
             param, header = params[number], read_header(path)[0]
             require_fit(path, header, table_shape(param)[0], Table.layout(param))
+            require_name(path, header, labels[param])
             if self._mode == "resume-unclean" and not header.clean:
                 log.warning("%s was not closed cleanly; it is taken as it is", path)
         if self._mode == "resume":
@@ -142,6 +152,7 @@ class Estate:
 
     def create(self, param: Tensor, number: int, label: str) -> Table:
         """Make the store of a parameter; nothing is left of it when that fails."""
+        require_table(param, label)
         store = RowStore.create(
             self.folder.table_path(number), table_shape(param)[0], Table.layout(param), name=label
         )
@@ -167,13 +178,22 @@ class Estate:
         if self._sync:
             table.store.flush()
 
+    @property
+    def busy(self) -> _Busy:
+        """``with estate.busy:`` around whatever changes rows, journals or the commit.
+
+        Another thread waits. A signal handler that interrupts the thread inside the block
+        cannot wait for it: it gets a RuntimeError, and its ``close`` is done at the end.
+        """
+        return self._busy
+
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """While rows and weights change. What ends this half way leaves nothing to go on with."""
         try:
             yield
         except BaseException:
-            self._half_done = not self.folder.scratch
+            self._half_done = True
             raise
 
     def require_whole(self) -> None:
@@ -277,12 +297,16 @@ class Estate:
 
     def close(self) -> None:
         """Mark the stores clean at their step, close them, and give up the folder."""
-        if self.closed:
-            return
-        self.closed = True
-        if os.getpid() != self._pid:
+        if self.closed or os.getpid() != self._pid:
+            self.closed = True
             return  # a fork leaves its parent's files alone
-        with interrupts.whole():
+        if self._busy.inside():
+            self._busy.at_end = self.close
+            return
+        with self._busy, interrupts.whole():
+            if self.closed:
+                return
+            self.closed = True
             try:
                 # A folder whose resume failed, or a half-done step, is not a clean end.
                 if self._ready and self.tables and not (self._half_done or self.folder.scratch):
@@ -311,3 +335,32 @@ class Estate:
             table.store.mark(step=table.step, clean=True)
             if self._sync:
                 table.store.flush()
+
+
+class _Busy:
+    """A lock that the thread which holds it cannot take again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self.at_end: Callable[[], None] | None = None
+
+    def inside(self) -> bool:
+        """Whether this thread, in code that a signal interrupted, is in the block already."""
+        return self._owner == threading.get_ident()
+
+    def __enter__(self) -> None:
+        if self.inside():
+            raise RuntimeError(
+                "this DSA is in the middle of a step or a commit, which a signal handler "
+                "interrupted. Set a flag in the handler, and commit when the step is done"
+            )
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *exception: object) -> None:
+        self._owner = 0
+        self._lock.release()
+        if self.at_end is not None:
+            action, self.at_end = self.at_end, None
+            action()

@@ -12,6 +12,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer, ParamsT
 
@@ -124,6 +125,8 @@ class DSA(Optimizer):
                     f"DSA takes dense, real parameters; parameter {number} is "
                     f"{'sparse' if param.is_sparse else param.dtype}"
                 )
+            if param in self._numbers:
+                raise ValueError(f"parameter {number} stands twice in this optimizer's groups")
             self._numbers[param] = number
             self._labels[param] = name or f"parameter {number}"
 
@@ -147,13 +150,18 @@ class DSA(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with estate.busy:
+            self._step(estate)
+        return loss
+
+    def _step(self, estate: Estate) -> None:
         sparse: list[tuple[Table, Touched, dict[str, Any]]] = []
         dense: list[tuple[dict[str, Any], list[Tensor]]] = []
         for group in self.param_groups:
             in_memory = []
             for param in group["params"]:
                 grad = param.grad
-                if grad is None:
+                if grad is None or grad.numel() == 0:
                     continue
                 table = estate.tables.get(param)
                 if table is not None and grad.is_sparse:
@@ -166,7 +174,6 @@ class DSA(Optimizer):
             if in_memory:
                 dense.append((group, in_memory))
         self._update(estate, sparse, dense)
-        return loss
 
     @torch.no_grad()
     def step_rows(self, param: Tensor, indices: Tensor, row_grads: Tensor) -> None:
@@ -182,9 +189,10 @@ class DSA(Optimizer):
         """
         estate = self._open_estate()
         group = self._group_of(param)
-        table = self._table(param)
-        touched = table.touched(torch.as_tensor(indices), torch.as_tensor(row_grads))
-        self._update(estate, [(table, touched, group)], [])
+        with estate.busy:
+            table = self._table(param)
+            touched = table.touched(torch.as_tensor(indices), torch.as_tensor(row_grads))
+            self._update(estate, [(table, touched, group)], [])
 
     @staticmethod
     def _gather(table: Table, grad: Tensor) -> Touched:
@@ -202,16 +210,24 @@ class DSA(Optimizer):
         dense: list[tuple[dict[str, Any], list[Tensor]]],
     ) -> None:
         """The part of a step that changes things; what can fail comes first."""
+        estate.require_whole()
+        work = [
+            (
+                table,
+                touched,
+                AdamScalars.at_step(
+                    table.step + 1, group["lr"], group["betas"], group["eps"], group["maximize"]
+                ),
+            )
+            for table, touched, group in sparse
+        ]
+        for group, in_memory in dense:
+            _check_hyperparameters(group["lr"], group["betas"], group["eps"])
+            self._init_in_memory(in_memory)
         for table, touched, _ in sparse:
             table.prepare(touched)
-        for _, in_memory in dense:
-            self._init_in_memory(in_memory)
-        estate.require_whole()
         with interrupts.whole(), estate.changing():
-            for table, touched, group in sparse:
-                scalars = AdamScalars.at_step(
-                    table.step + 1, group["lr"], group["betas"], group["eps"], group["maximize"]
-                )
+            for table, touched, scalars in work:
                 table.update(touched, scalars)
             for group, in_memory in dense:
                 self._step_in_memory(group, in_memory)
@@ -223,6 +239,13 @@ class DSA(Optimizer):
                 state["step"] = torch.zeros(())
                 state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            elif state["exp_avg"].shape != param.shape or state["exp_avg"].device != param.device:
+                found = state["exp_avg"]
+                raise RuntimeError(
+                    f"{self._labels[param]} is {tuple(param.shape)} on {param.device} now; its "
+                    f"moments were made for {tuple(found.shape)} on {found.device}. Make a new "
+                    "optimizer after resizing or moving a model"
+                )
 
     def _step_in_memory(self, group: dict[str, Any], params: list[Tensor]) -> None:
         adam(
@@ -349,6 +372,10 @@ class DSA(Optimizer):
             ValueError: groups, parameters or shapes that do not match.
         """
         estate = self._open_estate()
+        with estate.busy:
+            self._load(state_dict, estate)
+
+    def _load(self, state_dict: dict[str, Any], estate: Estate) -> None:
         params = list(self._numbers)
         plan = states.check(state_dict, self.param_groups, params, self._labels, estate, self.state)
         for number in plan.on_disk:
@@ -372,7 +399,9 @@ class DSA(Optimizer):
             ValueError: a scratch folder (``directory=None``), to which nothing comes back.
             OSError: the disk is full; the commit before still holds.
         """
-        self._open_estate().commit()
+        estate = self._open_estate()
+        with estate.busy:
+            estate.commit()
 
     def save_checkpoint(
         self, path: str | os.PathLike[str], model: torch.nn.Module, extra: Any = None
@@ -386,7 +415,9 @@ class DSA(Optimizer):
             extra: anything of tensors, numbers, strings, lists and dicts (a scheduler's
                 state, a random state), returned by :meth:`load_extra`.
         """
-        checkpoint.save(path, self, model, extra, self._open_estate())
+        estate = self._open_estate()
+        with estate.busy:
+            checkpoint.save(path, self, model, extra, estate)
 
     def load_checkpoint(self, path: str | os.PathLike[str], model: torch.nn.Module) -> int:
         """Load what :meth:`save_checkpoint` wrote; return the step that it holds.
@@ -416,7 +447,9 @@ class DSA(Optimizer):
             FileExistsError: the folder holds other stores.
             OSError: too little space, with both figures; training may go on.
         """
-        self._open_estate().export(Path(directory).expanduser().absolute())
+        estate = self._open_estate()
+        with estate.busy:
+            estate.export(Path(directory).expanduser().absolute())
 
     @staticmethod
     def import_(
@@ -475,12 +508,14 @@ def _check_hyperparameters(lr: Any, betas: Iterable[float], eps: float) -> None:
 
 
 def _moment_bytes(param: Tensor) -> int:
+    """Of both moments; a lazy parameter has no size yet."""
     return 2 * 4 * param.numel()
 
 
 def _embedding_sized(param: Tensor) -> bool:
     return (
-        param.dim() == 2
+        not is_lazy(param)
+        and param.dim() == 2
         and param.shape[0] >= _EMBEDDING_ROWS
         and param.numel() * 4 >= _EMBEDDING_BYTES
     )

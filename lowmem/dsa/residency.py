@@ -41,6 +41,7 @@ class Residency:
         self._prefetch = prefetch if pages.AVAILABLE else "never"
         self._faults_before = 0
         self._calm = 0
+        self._settled = False
         # A store from an earlier run is most likely on the disk; a new one holds nothing yet.
         resumed = self._prefetch == "auto" and store.header.step > 0
         self.asking = self._prefetch == "always" or resumed
@@ -56,7 +57,11 @@ class Residency:
         if self._prefetch != "auto" or self.asking or rows == 0:
             return
         faults = _major_faults() - self._faults_before
-        if faults > max(2, _MISSING_SHARE * rows):
+        # One fault of a huge page brings megabytes that nobody asked for. Only a store that
+        # is being read in, or a new one, has them for a good reason.
+        few = 2 if self._store.roomy and self._settled else max(2, _MISSING_SHARE * rows)
+        self._settled = self._settled or faults == 0
+        if faults > few:
             self.asking = True
             self._calm = 0
             if self._store.roomy:

@@ -15,6 +15,7 @@ from lowmem.dsa.store import RowStore
 from lowmem.kernels.threads import run_team, thread_count
 
 _BYTES_PER_THREAD = 1 << 20  # of traffic; less is done sooner than a thread is woken
+_WEIGHT_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 _WHOLE_NUMBERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
 
@@ -83,10 +84,24 @@ def table_shape(param: Tensor) -> tuple[int, int]:
     return param.shape[0], max(1, int(np.prod(param.shape[1:], dtype=np.int64)))
 
 
+def require_table(param: Tensor, label: str) -> None:
+    """Raise ``TypeError`` for weights that float32 moments do not go with."""
+    if param.dtype not in _WEIGHT_DTYPES:
+        raise TypeError(
+            f"{label} has {param.dtype} weights; DSA keeps float32 moments, so its tables are "
+            "float32, bfloat16 or float16"
+        )
+
+
 class Table:
-    """A parameter whose two moments live in a row store."""
+    """A parameter whose two moments live in a row store.
+
+    Raises:
+        TypeError: weights that are neither float32 nor of half precision.
+    """
 
     def __init__(self, param: Tensor, store: RowStore, prefetch: Prefetch, label: str) -> None:
+        require_table(param, label)
         self.param = param
         self.store = store
         self.label = label
@@ -147,14 +162,13 @@ class Table:
         if buffers.keys.size < count or buffers.firsts.size < parts:
             buffers = self._buffers = _Buffers(count, parts)
         keys = buffers.keys[:count]
-        self._kernels.pack_keys(ids, shift, keys)
-        keys.sort()
-        if count and (keys[0] < 0 or keys[-1] >> shift >= rows):
-            bad = ids[(ids < 0) | (ids >= rows)][0]
+        bad = self._kernels.pack_keys(ids, rows, shift, keys)
+        if bad >= 0:
             raise IndexError(
-                f"{self.label}: index {bad} is out of range; the table has {rows:,} rows (0 to "
-                f"{rows - 1:,})"
+                f"{self.label}: index {ids[bad]} is out of range; the table has {rows:,} rows (0 "
+                f"to {rows - 1:,})"
             )
+        keys.sort()
         unique = self._kernels.divide(
             keys, shift, parts, buffers.rows, buffers.bounds, buffers.firsts
         )

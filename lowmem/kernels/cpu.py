@@ -47,10 +47,17 @@ def _prefetch_line(typingctx, address):
 
 
 @njit(nogil=True, cache=True)
-def pack_keys(indices, shift, keys):
-    """``keys[i] = indices[i] << shift | i``; the shift holds the largest position."""
+def pack_keys(indices, rows, shift, keys):
+    """``keys[i] = indices[i] << shift | i``; the shift holds the largest position.
+
+    Returns the position of the first index outside ``0 … rows - 1``, or -1.
+    """
     for i in range(indices.size):
-        keys[i] = (np.int64(indices[i]) << shift) | i
+        row = np.int64(indices[i])
+        if row < 0 or row >= rows:
+            return i
+        keys[i] = (row << shift) | i
+    return -1
 
 
 @njit(nogil=True, cache=True)
@@ -186,5 +193,5 @@ def adam_team(job_address):
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache, so that the first step does not."""
     ids, keys, rows, bounds, firsts = np.zeros((5, 2), np.int64)
-    pack_keys(ids, 2, keys)
+    pack_keys(ids, 1, 2, keys)
     divide(keys, 2, 1, rows, bounds, firsts)
