@@ -18,6 +18,7 @@ import json
 import logging
 import mmap
 import os
+import re
 import shutil
 import struct
 import uuid
@@ -29,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from lowmem.dsa import interrupts
 from lowmem.dsa.layout import RowLayout
 from lowmem.env import available_memory_bytes
 from lowmem.kernels.threads import run_parallel, thread_count
@@ -41,6 +43,8 @@ _MAGIC = b"LMROWST\0"
 _SLOT_BYTES = 2048
 _PREFIX = struct.Struct("<8sIIIQ")  # magic, version, payload bytes, crc32 of what follows, sequence
 _POPULATE_SHARE = 0.1  # of the available memory; more dirty pages than that stall on the disk
+_NAME_BYTES = 200  # of a name in the header; six times as many where JSON must escape them
+_UNNAMED = re.compile("parameter [0-9]+")
 _HUGE_SHARE = 0.25  # of the available memory; above it, huge pages would fight the page cache
 
 
@@ -77,12 +81,12 @@ class Header:
                 "committed_step": self.committed_step,
                 "clean": self.clean,
                 "journaled": self.journaled,
-                "name": self.name,
+                "name": short_name(self.name),
                 "boot": self.boot,
             }
         ).encode()
         if len(payload) > _SLOT_BYTES - _PREFIX.size:
-            raise ValueError(f"the name {self.name[:60]!r}… is too long for a store's header")
+            raise ValueError(f"{self.layout} is too long for a store's header")
         checksum = zlib.crc32(struct.pack("<Q", sequence) + payload)
         prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, len(payload), checksum, sequence)
         return (prefix + payload).ljust(_SLOT_BYTES, b"\0")
@@ -106,6 +110,39 @@ class Header:
             raise ValueError("a flag is neither true nor false")
         rows, step, committed = (int(n) for n in numbers if n is not None)
         return cls(identity, rows, layout, step, committed, clean, journaled, name, boot)
+
+
+def short_name(name: str) -> str:
+    """``name`` as a header keeps it: cut, and marked with …, where it is long."""
+    if len(name.encode("utf-8", "replace")) <= _NAME_BYTES:
+        return name
+    cut = name.encode("utf-8", "replace")[: _NAME_BYTES - len("…".encode())]
+    return cut.decode("utf-8", "ignore") + "…"
+
+
+def require_name(path: Path, header: Header, label: str) -> None:
+    """Raise ``StoreError`` when the store was made for a parameter of another name.
+
+    Parameters without names, which are called by their number, fit any. What wrappers of a
+    model put into its names (``module.``, ``_orig_mod.``) makes no other name.
+    """
+    if not header.name or _UNNAMED.fullmatch(header.name) or _UNNAMED.fullmatch(label):
+        return
+    ours, theirs = _unwrapped(label), _unwrapped(header.name)
+    if short_name(ours) == theirs or short_name(label) == short_name(header.name):
+        return
+    # A cut name that lost a wrapper has room for more of itself.
+    if theirs.endswith("…") and ours.startswith(theirs[:-1]):
+        return
+    raise StoreError(
+        f"{path} was made for {header.name}; the parameter here is {label}. Pass the same "
+        "parameters in the same order; where they have new names only, pass them without names"
+    )
+
+
+def _unwrapped(name: str) -> str:
+    parts = [part for part in name.split(".") if part not in ("module", "_orig_mod")]
+    return ".".join(parts)
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:
@@ -217,22 +254,29 @@ class RowStore:
             raise FileExistsError(
                 errno.EEXIST, 'a store is there already; open it with mode="resume"', str(path)
             )
-        header = Header(uuid.uuid4().hex, rows, layout, name=name)
+        header = Header(uuid.uuid4().hex, rows, layout, name=short_name(name))
         size = HEADER_BYTES + rows * layout.row_bytes
         aside = path.with_name(path.name + ".new")
         file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0))
+        left = aside  # what to remove when something fails
+        store = None
         try:
             require_space(path.parent, size)
             reserve(file, size, path.parent)
             os.pwrite(file, header.to_bytes(1) + bytes(_SLOT_BYTES), 0)
-            os.replace(aside, path)
+            with interrupts.whole():
+                os.replace(aside, path)
+                left = path
             store = cls(path, file, header, 1)
+            store._populate()
         except BaseException:
-            os.close(file)
+            if store is not None:
+                store.close()
+            else:
+                os.close(file)
             with contextlib.suppress(OSError):
-                os.unlink(aside)
+                os.unlink(left)
             raise
-        store._populate()
         return store
 
     @classmethod

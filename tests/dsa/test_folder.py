@@ -179,3 +179,26 @@ def test_too_small_a_disk_is_an_error_before_training(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"needs 160,000,000 bytes and 10,000,000 are free"):
         DSA(table.parameters(), directory=tmp_path / "m")
     assert not (tmp_path / "m").exists() or not list((tmp_path / "m").iterdir())
+
+
+def test_resume_in_another_order_is_refused_where_names_tell(tmp_path):
+    a, b = (nn.Parameter(torch.ones(20, 4)) for _ in "ab")
+    with DSA([("a", a), ("b", b)], directory=tmp_path / "m") as opt:
+        touch(opt, a)
+        touch(opt, b)
+    for mode in ("resume", "resume-unclean"):
+        with pytest.raises(StoreError, match=r"was made for a; the parameter here is b\."):
+            DSA([("b", b), ("a", a)], directory=tmp_path / "m", mode=mode)
+    DSA([b, a], directory=tmp_path / "m", mode="resume").close()  # without names: their order
+    DSA([("a", a), ("b", b)], directory=tmp_path / "m", mode="resume").close()
+    assert not (tmp_path / "m" / "LOCK").exists()
+
+
+def test_a_long_name_trains_commits_and_resumes(tmp_path, table):
+    name = "encoder." * 214
+    with DSA([(name, table)], directory=tmp_path / "m") as opt:
+        for _ in range(11):
+            touch(opt, table)
+        opt.commit()
+    with DSA([(name, table)], directory=tmp_path / "m", mode="resume") as opt:
+        assert opt.state_dict()["state"][0]["step"] == 11

@@ -1,6 +1,7 @@
 """The file: what it holds, what it refuses, and that nothing is left behind."""
 
 import errno
+import gc
 import json
 import os
 import shutil
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 
 from lowmem.dsa import store as store_module
 from lowmem.dsa.layout import Field, RowLayout
-from lowmem.dsa.store import HEADER_BYTES, RowStore, StoreError, read_header
+from lowmem.dsa.store import (
+    HEADER_BYTES,
+    RowStore,
+    StoreError,
+    read_header,
+    require_name,
+    short_name,
+)
 
 
 @pytest.fixture
@@ -222,3 +230,61 @@ def test_evicted_rows_come_back_from_the_disk(path):
     store.evict()
     np.testing.assert_array_equal(store.fields["exp_avg"], values)
     store.close()
+
+
+@pytest.mark.parametrize("fails", ["_populate", "_advise_by_memory"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_what_fails_after_the_rename_leaves_nothing(path, monkeypatch, fails, error):
+    def fail(self):
+        raise error
+
+    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else None
+    with monkeypatch.context() as patch:
+        patch.setattr(RowStore, fails, fail)
+        with pytest.raises(error):
+            make(path)
+    assert not list(path.parent.iterdir())
+    if before is not None:
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == before
+    make(path).close()
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 1712, "é" * 1000, "\x01" * 500, "\ud800" * 300, "𝄞" * 51, "a" * 200, "層"]
+)
+def test_a_name_of_any_length_fits_the_header_at_any_step(path, name):
+    store = make(path, name=name)
+    store.mark(step=(1 << 48) - 1, committed_step=(1 << 48) - 1, boot="f" * 64, clean=True)
+    store.close()
+    kept = read_header(path)[0].name
+    assert len(kept.encode("utf-8", "replace")) <= 200
+    assert kept == name or (kept.endswith("…") and len(name.encode("utf-8", "replace")) > 200)
+    require_name(path, read_header(path)[0], name)
+
+
+@pytest.mark.parametrize(
+    ("made_for", "label", "fits"),
+    [
+        ("user.weight", "user.weight", True),
+        ("user.weight", "item.weight", False),
+        ("parameter 0", "item.weight", True),
+        ("user.weight", "parameter 3", True),
+        ("", "item.weight", True),
+        ("user.weight", "module.user.weight", True),
+        ("_orig_mod.module.user.weight", "user.weight", True),
+        ("a" * 300, "module." + "a" * 300, True),
+        ("module." + "a" * 300, "a" * 300, True),
+        ("module." + "a" * 300, "b" + "a" * 300, False),
+    ],
+)
+def test_a_store_belongs_to_the_parameter_of_its_name(path, made_for, label, fits):
+    make(path, name=made_for).close()
+    header = read_header(path)[0]
+    if fits:
+        require_name(path, header, label)
+        return
+    with pytest.raises(StoreError) as caught:
+        require_name(path, header, label)
+    assert short_name(made_for) in str(caught.value)
+    assert label in str(caught.value)
