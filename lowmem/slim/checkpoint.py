@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lowmem.slim.axes import table1_rules
+from lowmem.slim.checkpoint_checks import checked_groups, state_faults
 from lowmem.slim.entries import Entry
 from lowmem.slim.matching import RuleBook, plain_name
 from lowmem.slim.rulesfile import fit_rule, parse_rule, parse_rules, read_rules, rule_to_json
@@ -64,9 +65,7 @@ def checked_for_loading(
         ValueError: other rules, names or shapes than this optimizer's; the first
             differences are in the message, and nothing has changed.
     """
-    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
-        raise ValueError("this is no optimizer state_dict: it lacks 'state' or 'param_groups'")
-    saved_groups = [dict(group) for group in state_dict["param_groups"]]
+    saved_groups = checked_groups(state_dict)
     loaded = {**state_dict, "param_groups": saved_groups}
     sizes = [len(group["params"]) for group in saved_groups]
     if sizes != [len(group["params"]) for group in groups]:
@@ -76,10 +75,16 @@ def checked_for_loading(
     names: list[str] = []
     rules: list[str] = []
     shapes: list[str] = []
+    damaged: list[str] = []
     for group, saved in zip(groups, saved_groups, strict=True):
+        for name in _TORCH_ONLY:
+            saved.pop(name, None)
         written = saved.pop("rules", None)
         saved_rules = list(written.values()) if isinstance(written, Mapping) else []
-        if written is not None and len(saved_rules) != len(group["params"]):
+        if written is not None and (
+            len(saved_rules) != len(group["params"])
+            or not all(isinstance(name, str) for name in written)
+        ):
             raise ValueError(
                 f"the checkpoint is damaged: {len(saved_rules)} rules for "
                 f"{len(group['params'])} parameters"
@@ -96,10 +101,17 @@ def checked_for_loading(
                 theirs, ours = saved_rules[place], rule_to_json(entry.rule)
                 if _plain(theirs, param) != _plain(ours, param):
                     rules.append(f"{shown}: {_short(theirs)} in the file, {_short(ours)} here")
-            if key in state:
+            if key in state and state[key] != {}:
+                faults = state_faults(state[key])
+                if faults:
+                    damaged.append(f"{shown}: {'; '.join(faults)}")
+                    continue
                 state[key], wrong = _checked_state(state[key], param, entry, shown)
                 shapes += wrong
     _refuse("of another model", "names", names)
+    if damaged:
+        more = f" (and {len(damaged) - 5} parameters more)" if len(damaged) > 5 else ""
+        raise ValueError(f"the checkpoint is damaged: {'; '.join(damaged[:5])}{more}")
     _refuse("of another model", "shapes", [each for each in shapes if ": exp_avg is" in each])
     _refuse("made with other rules", "rules", rules)
     hint = ""
@@ -144,15 +156,7 @@ def compress_state_dict(
     Raises:
         ValueError: no names, names or shapes that do not fit, amsgrad, Adam with L2 decay.
     """
-    groups = [dict(group) for group in adamw_state["param_groups"]]
-    for group in groups:
-        if group.get("amsgrad"):
-            raise ValueError("the checkpoint uses amsgrad, which SlimAdamW has not")
-        if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
-            raise ValueError(
-                f"the checkpoint is of Adam with an L2 weight_decay of {group['weight_decay']}; "
-                "SlimAdamW's decay is AdamW's"
-            )
+    groups = checked_groups(adamw_state)
     keys = list(chain.from_iterable(group["params"] for group in groups))
     known = _names_of(groups, keys, model, names)
     if isinstance(rules, str) and rules == "table1":
@@ -171,10 +175,16 @@ def compress_state_dict(
     fitted: dict[Any, Any] = {}
     for key in keys:
         _, rule = book.find([known[key], *aliases.get(plain_name(known[key]), [])])
-        values = adamw_state["state"].get(key)
-        if not values:
+        values = adamw_state["state"].get(key, {})
+        if values == {}:
             fitted[key] = rule
             continue
+        faults = state_faults(values)
+        if not faults and values["exp_avg"].shape != values["exp_avg_sq"].shape:
+            m, v = (tuple(values[name].shape) for name in ("exp_avg", "exp_avg_sq"))
+            faults = [f"exp_avg is {m} and exp_avg_sq {v}: they are not AdamW's"]
+        if faults:
+            raise ValueError(f"{known[key]}: {'; '.join(faults)}")
         v = values["exp_avg_sq"]
         fitted[key] = fit_rule(rule, tuple(v.shape), known[key])
         state[key] = {
@@ -215,24 +225,17 @@ def _checked_state(
     kept, wrong = dict(values), []
     if "max_exp_avg_sq" in kept:
         raise ValueError(f"{shown}: the checkpoint uses amsgrad, which SlimAdamW has not")
-    if not kept:
-        return kept, []
     shapes = {
         "exp_avg": tuple(param.shape),
         "exp_avg_sq": moment_shape(entry.rule, tuple(param.shape)),
     }
     for name, shape in shapes.items():
-        value = kept.get(name)
-        found = tuple(value.shape) if isinstance(value, Tensor) else None
+        found = tuple(kept[name].shape)
         if found != shape:
             wrong.append(f"{shown}: {name} is {found} in the file, {shape} here")
-    step = kept.get("step")
-    if not isinstance(step, (Tensor, int, float)):
-        wrong.append(f"{shown}: step is {step!r} in the file")
     if not wrong:
         kept["exp_avg_sq"] = Kept(kept["exp_avg_sq"])
-        step = step if isinstance(step, Tensor) else torch.tensor(float(step or 0))
-        kept["step"] = Kept(step)
+        kept["step"] = Kept(torch.tensor(float(kept["step"])))
     return kept, wrong
 
 

@@ -59,6 +59,8 @@ def check_hyper_parameters(values: Mapping[str, Any]) -> None:
     for name, value in named.items():
         if not 0.0 <= _number(name, value) < math.inf:
             raise ValueError(f"Invalid {name}: {value}; it must be 0 or more")
+    if not isinstance(values.get("maximize", False), bool):
+        raise TypeError(f"maximize must be True or False, got {values['maximize']!r:.80}")
     for place, beta in enumerate(betas):
         if not 0.0 <= _number(f"betas[{place}]", beta) < 1.0:
             raise ValueError(f"Invalid beta parameter at index {place}: {beta}; 0 <= beta < 1")

@@ -265,3 +265,102 @@ def test_loading_adamw_into_rules_says_what_to_do():
     slim = SlimAdamW(model.parameters(), model=model, rules="table1")
     with pytest.raises(ValueError, match="compress_state_dict"):
         slim.load_state_dict(adamw.state_dict())
+
+
+def of_parameter(**values):
+    return lambda saved: saved["state"][0].update(values)
+
+
+def of_group(**values):
+    return lambda saved: saved["param_groups"][0].update(values)
+
+
+def without(*names):
+    return lambda saved: [saved["param_groups"][0].pop(name) for name in names]
+
+
+DAMAGES = {
+    "negative step": of_parameter(step=-1),
+    "NaN step": of_parameter(step=float("nan")),
+    "infinite step": of_parameter(step=torch.tensor(float("inf"))),
+    "half a step": of_parameter(step=1.5),
+    "three steps": of_parameter(step=torch.ones(3)),
+    "complex step": of_parameter(step=torch.tensor(1j)),
+    "no step": lambda saved: saved["state"][0].pop("step"),
+    "complex exp_avg": of_parameter(exp_avg=torch.zeros(3, 4, dtype=torch.complex64)),
+    "integer exp_avg": of_parameter(exp_avg=torch.zeros(3, 4, dtype=torch.int64)),
+    "sparse exp_avg": of_parameter(exp_avg=torch.zeros(3, 4).to_sparse()),
+    "list exp_avg": of_parameter(exp_avg=[0.0]),
+    "complex exp_avg_sq": of_parameter(exp_avg_sq=torch.zeros(3, 4, dtype=torch.complex64)),
+    "sparse exp_avg_sq": of_parameter(exp_avg_sq=torch.zeros(3, 4).to_sparse()),
+    "negative exp_avg_sq": of_parameter(exp_avg_sq=-torch.ones(3, 4)),
+    "state None": lambda saved: saved["state"].update({0: None}),
+    "state a tensor": lambda saved: saved["state"].update({0: torch.ones(3, 4)}),
+    "states None": lambda saved: saved.update(state=None),
+    "groups None": lambda saved: saved.update(param_groups=None),
+    "a group None": lambda saved: saved.update(param_groups=[None]),
+    "no lr": without("lr"),
+    "no betas": without("betas"),
+    "no eps, no decay": without("eps", "weight_decay"),
+    "no params": without("params"),
+    "odd params": of_group(params=[[0], [1]]),
+    "negative lr": of_group(lr=-1),
+    "lr in words": of_group(lr="x"),
+    "one beta": of_group(betas=(0.9,)),
+    "maximize in words": of_group(maximize="yes"),
+    "too few names": of_group(param_names=["weight"]),
+    "names None": of_group(param_names=[None, None]),
+    "amsgrad": of_group(amsgrad=True),
+    "L2 decay": of_group(weight_decay=0.1, decoupled_weight_decay=False),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_no_step_can_use_is_refused_by_load_and_by_compress(damage):
+    def trained(kind):
+        model = nn.Linear(4, 3)
+        optimizer = kind(model.named_parameters())
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        return optimizer
+
+    optimizer = SlimAdamW(nn.Linear(4, 3).named_parameters())
+    ours, theirs = trained(SlimAdamW).state_dict(), trained(torch.optim.AdamW).state_dict()
+    optimizer.load_state_dict(copy.deepcopy(ours))
+    before = copy.deepcopy(optimizer.state_dict())
+    for saved in (ours, theirs):
+        broken = copy.deepcopy(saved)
+        damage(broken)
+        with pytest.raises(ValueError, match=r"checkpoint|state_dict"):
+            optimizer.load_state_dict(broken)
+    assert str(optimizer.state_dict()) == str(before)
+
+    compress_state_dict(theirs, {"weight": [1]})
+    damage(theirs)
+    with pytest.raises(ValueError, match=r"checkpoint|state_dict|weight: "):
+        compress_state_dict(theirs, {"weight": [1]})
+
+
+def test_state_of_another_kind_of_optimizer_says_so():
+    model = nn.Linear(3, 2)
+    model(torch.ones(1, 3)).sum().backward()
+    sgd = torch.optim.SGD(model.named_parameters(), momentum=0.9)
+    sgd.step()
+    for convert in (
+        lambda state: compress_state_dict(state, {"weight": [1]}),
+        SlimAdamW(model.named_parameters()).load_state_dict,
+    ):
+        with pytest.raises(ValueError, match="lacks betas, eps: it is not of an Adam"):
+            convert(sgd.state_dict())
+        with pytest.raises(ValueError, match="no optimizer state_dict"):
+            convert({})
+
+
+def test_adam_with_decay_of_the_other_kind_does_not_load():
+    model = nn.Linear(3, 2)
+    slim = SlimAdamW(model.parameters())
+    with pytest.raises(ValueError, match=r"L2 weight_decay of 0\.1"):
+        slim.load_state_dict(torch.optim.Adam(model.parameters(), weight_decay=0.1).state_dict())
+    slim.load_state_dict(torch.optim.Adam(model.parameters()).state_dict())
+    slim.param_groups[0]["weight_decay"] = 0.1  # ours now, whatever the file was of
+    slim.load_state_dict(slim.state_dict())

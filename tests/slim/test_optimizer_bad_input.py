@@ -34,6 +34,7 @@ def split(**changes):
         ({"eps": -1e-8}, ValueError, "eps"),
         ({"weight_decay": -0.1}, ValueError, "weight_decay"),
         ({"weight_decay": None}, TypeError, "weight_decay"),
+        ({"maximize": "no"}, TypeError, "'no'"),
         ({"rules": {"wieght": [1]}}, ValueError, "'wieght' .nearest: 'weight'"),
         ({"rules": {"weight": [2]}}, ValueError, r"axis 2 .*\(3, 4\)"),
         ({"rules": {"weight": [-3]}}, ValueError, "axis -3"),
