@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from lowmem.slim.axes import table1_rules
 from lowmem.slim.checkpoint_checks import checked_groups, state_faults
 from lowmem.slim.entries import Entry
-from lowmem.slim.matching import RuleBook, plain_name
+from lowmem.slim.matching import RuleBook, spelled
 from lowmem.slim.rulesfile import fit_rule, parse_rule, parse_rules, read_rules, rule_to_json
 from lowmem.slim.state import averaged, moment_shape
-from lowmem.slim.uses import model_names
+from lowmem.slim.uses import canonical, model_names
 
 _TORCH_ONLY = (
     "amsgrad",
@@ -76,6 +76,7 @@ def checked_for_loading(
     rules: list[str] = []
     shapes: list[str] = []
     damaged: list[str] = []
+    every = {canonical(name) for entry in entries.values() for name in entry.names}
     for group, saved in zip(groups, saved_groups, strict=True):
         for name in _TORCH_ONLY:
             saved.pop(name, None)
@@ -94,8 +95,8 @@ def checked_for_loading(
             entry = entries[param]
             shown = entry.name or f"parameter {place}"
             if known and entry.names and not known[place].isdigit():
-                mine = {plain_name(name) for name in entry.names}
-                if plain_name(known[place]) not in mine:
+                mine = {canonical(name) for name in entry.names}
+                if spelled(known[place], every) not in mine:
                     names.append(f"{known[place]} in the file, {shown} here")
             if written is not None:
                 theirs, ours = saved_rules[place], rule_to_json(entry.rule)
@@ -174,7 +175,7 @@ def compress_state_dict(
     state: dict[Any, Any] = {}
     fitted: dict[Any, Any] = {}
     for key in keys:
-        _, rule = book.find([known[key], *aliases.get(plain_name(known[key]), [])])
+        _, rule = book.find([known[key], *aliases.get(spelled(known[key], aliases) or "", [])])
         values = adamw_state["state"].get(key, {})
         if values == {}:
             fitted[key] = rule

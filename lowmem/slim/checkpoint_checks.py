@@ -91,7 +91,8 @@ def _moment_fault(value: Any, name: str) -> Sequence[str]:
     if not value.is_floating_point() or value.element_size() < 2:
         return [f"is of {value.dtype}, and must be of real floating-point numbers"]
     if name == "exp_avg_sq" and value.numel() and value.device.type != "meta":
-        local = value.to_local() if is_dtensor(value) else value  # type: ignore[operator]
+        whole: Any = value
+        local = whole.to_local() if is_dtensor(value) else whole
         least = float(local.amin()) if local.numel() else 0.0
         if least < 0:
             return [f"has negative elements, down to {least:g}: it is a mean of squares"]

@@ -16,6 +16,7 @@ from torch import nn
 
 from lowmem import SlimAdamW
 from lowmem.slim.axes import table1_rules
+from lowmem.slim.checkpoint import compress_state_dict
 from lowmem.slim.rulesfile import write_rules
 
 
@@ -405,3 +406,43 @@ def test_two_models_of_the_same_names_are_decided_each_for_itself():
             assert both.rule(param) == single.rule(param), name
             param.grad = torch.ones_like(param)
     both.step()
+
+
+class Wrapping(nn.Module):
+    """A model with a submodule that is called as DDP calls what it wraps."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(4, 4, bias=False)
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+
+@pytest.mark.parametrize("given_model", [False, True])
+def test_a_submodule_called_module_is_not_its_parent(given_model):
+    model = Wrapping()
+
+    def chosen(rules):
+        optimizer = SlimAdamW(
+            model.named_parameters(), model=model if given_model else None, rules=rules
+        )
+        return {name: optimizer.rule(param) for name, param in model.named_parameters()}, optimizer
+
+    found, first = chosen({"weight": [0], "module.weight": [1]})
+    assert found == {"weight": (0,), "module.weight": (1,)}
+    assert chosen({"module.weight": [1]})[0] == {"weight": None, "module.weight": (1,)}
+    assert chosen({"weight": [1]})[0] == {"weight": (1,), "module.weight": None}
+
+    swapped = SlimAdamW(
+        reversed(list(model.named_parameters())), rules={"weight": [0], "module.weight": [1]}
+    )
+    with pytest.raises(ValueError, match="names differ"):
+        swapped.load_state_dict(first.state_dict())
+    adamw = torch.optim.AdamW(model.named_parameters())
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    adamw.step()
+    compressed = compress_state_dict(
+        adamw.state_dict(), {"weight": [0], "module.weight": [1]}, model=model
+    )
+    first.load_state_dict(compressed)
+    assert first.state[model.module.weight]["exp_avg_sq"].shape == (4, 1)
