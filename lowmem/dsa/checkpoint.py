@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import os
-import pickle
 import uuid
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +16,14 @@ import torch
 
 from lowmem.dsa import commits, interrupts
 from lowmem.dsa.estate import Estate
+from lowmem.dsa.states import plain
 
 if TYPE_CHECKING:
     from lowmem.dsa.optimizer import DSA
 
 _FORMAT = 1
+_EXTRA_STATE = "_extra_state"  # how torch ends the name of what get_extra_state gave
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, torch.nn.Parameter)
 _KEYS = {"lowmem_checkpoint", "token", "step", "model", "optimizer", "extra"}
 
 
@@ -32,23 +37,28 @@ def save(
     """Write aside, sync, then let one rename make both the file and the commit happen."""
     target = Path(path).expanduser()
     estate.require_whole()
-    _require_loadable(extra)
-    commit = estate.next_commit()
     states = optimizer.state_dict()
+    weights = model.state_dict()
+    for name in weights:
+        if name.endswith(_EXTRA_STATE):
+            weights[name] = plain(weights[name])
     payload = {
         "lowmem_checkpoint": _FORMAT,
         "token": uuid.uuid4().hex,  # near the start of the file, so that no two are alike
         "step": _step(states),
-        "model": model.state_dict(),
+        "model": weights,
         "optimizer": states,
-        "extra": extra,
+        "extra": plain(extra),
     }
+    _require_loadable(payload)
+    commit = estate.next_commit()
     aside = target.with_name(f"{target.name}.new")
     try:
         with open(aside, "wb") as file:
             torch.save(payload, file)
             file.flush()
             os.fsync(file.fileno())
+        _require_readable(aside)
         with interrupts.whole():
             folder = estate.folder.path
             if estate.journaled:
@@ -77,6 +87,8 @@ def load(path: str | os.PathLike[str], optimizer: DSA, model: torch.nn.Module) -
             f"{differ[:3]}"
         )
     for name, tensor in ours.items():
+        if name.endswith(_EXTRA_STATE):  # of any kind: that is its module's business
+            continue
         if tensor.shape != theirs[name].shape:
             raise ValueError(
                 f"{path}: {name} has shape {tuple(theirs[name].shape)}; the model's has "
@@ -88,7 +100,22 @@ def load(path: str | os.PathLike[str], optimizer: DSA, model: torch.nn.Module) -
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The contents of a checkpoint. No code in it is run."""
+    """The contents of a checkpoint. No code in it is run.
+
+    Only the model's parameters and buffers stay mapped onto the file, until load_state_dict
+    copies them. What others keep is a copy: a mapped file that is cut short ends the process.
+    """
+    payload = _map(path)
+    model = payload["model"]
+    for name in model:
+        if name.endswith(_EXTRA_STATE):
+            model[name] = copy.deepcopy(model[name])
+    for part in ("optimizer", "extra"):
+        payload[part] = copy.deepcopy(payload[part])
+    return payload
+
+
+def _map(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
@@ -106,7 +133,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if (
         type(payload["step"]) is not int
         or not isinstance(model, dict)
-        or not all(isinstance(k, str) and isinstance(t, torch.Tensor) for k, t in model.items())
+        or not all(
+            isinstance(name, str)
+            and (isinstance(value, torch.Tensor) or name.endswith(_EXTRA_STATE))
+            for name, value in model.items()
+        )
         or not isinstance(states, dict)
     ):
         raise ValueError(f"{path} is no checkpoint of lowmem: a part of it is missing")
@@ -118,14 +149,51 @@ def _step(states: dict[str, Any]) -> int:
     return max((int(entry["step"]) for entry in states["state"].values()), default=0)
 
 
-def _require_loadable(extra: Any) -> None:
-    buffer = io.BytesIO()
-    torch.save(extra, buffer)
-    buffer.seek(0)
+def _require_loadable(payload: dict[str, Any]) -> None:
+    """Raise ``TypeError`` for what a reader that runs no code will not take.
+
+    Before anything is written, and leaf by leaf: the error can name the one at fault.
+    """
+    for name, value in _leaves(payload, ""):
+        if type(value) in _PLAIN:
+            continue
+        buffer = io.BytesIO()
+        try:
+            torch.save(value, buffer)
+            buffer.seek(0)
+            torch.load(buffer, weights_only=True)
+        except Exception as error:  # of pickle, of torch, or of the object itself
+            raise TypeError(
+                f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint "
+                "may hold tensors, numbers, strings, lists and dicts, so that loading it runs no "
+                f"code: {' '.join(str(error).split()):.200}"
+            ) from None
+
+
+def _require_readable(path: Path) -> None:
+    """Raise ``TypeError`` when the finished file is one that :func:`read` refuses."""
     try:
-        torch.load(buffer, weights_only=True)
-    except pickle.UnpicklingError as error:
+        _map(path)
+    except ValueError as error:
         raise TypeError(
-            "extra= may hold tensors, numbers, strings, lists and dicts, so that loading a "
-            f"checkpoint runs no code: {error}"
+            "model, optimizer options or extra= hold something that a checkpoint cannot give "
+            f"back, so none was written: {error}"
         ) from None
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What lies in nested plain containers, keys too, each with the way to it."""
+    todo, seen = [(name, value)], set()
+    while todo:
+        name, value = todo.pop()
+        if type(value) not in (dict, OrderedDict, list, tuple):
+            yield name, value
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            if isinstance(value, dict):
+                todo.append((f"a key of {name or 'it'}", key))
+            todo.append((f"{name}[{key!r:.80}]" if name else str(key), item))

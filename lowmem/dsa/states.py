@@ -7,6 +7,7 @@ as tensors, as SparseAdam has them.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,12 +55,28 @@ def save(
                 "step": table.step,
             }
         saved["state"][number] = entry
+    saved["param_groups"] = plain(saved["param_groups"])
     saved[_KEY] = {
         "format": 1,
         "stores": stores,
         "on_disk": sorted(numbers[param] for param in estate.tables),
     }
     return saved
+
+
+def plain(value: Any) -> Any:
+    """The same with Python's numbers for numpy's, in lists, tuples and dicts.
+
+    A scheduler that computes with numpy leaves such a learning rate, and torch's reader that
+    runs no code refuses them.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((plain(key), plain(item)) for key, item in value.items())
+    return value
 
 
 def check(
