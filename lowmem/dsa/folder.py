@@ -9,9 +9,10 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 from lowmem.dsa.store import StoreError
 
@@ -20,7 +21,9 @@ log = logging.getLogger(__name__)
 Mode = Literal["create", "resume", "overwrite", "resume-unclean"]
 SCRATCH_PREFIX = "lowmem-scratch-"
 _RAM_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
-_held: set[tuple[int, int, int]] = set()  # (process, device, inode) of lock files held
+_PATIENCE = 5.0  # seconds for what a dead process left running to end
+_held: dict[tuple[int, int], int] = {}  # {(device, inode) of a lock file: descriptor}
+_opened: set[int] = set()  # these descriptors, and those that wait for their lock
 
 
 class StoreFolder:
@@ -50,7 +53,7 @@ class StoreFolder:
                     errno.ENOENT, f'mode="{mode}" found no folder of stores', str(self.path)
                 )
             self.path.mkdir(parents=True, exist_ok=True)
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
         self._lock = acquire_lock(self.path / "LOCK")
         try:
             stores = self.stores()
@@ -130,81 +133,149 @@ class StoreFolder:
         self._lock = None
 
 
-def acquire_lock(path: Path) -> IO[str]:
-    # Looked up before the file is opened: closing any handle of a file gives up this
-    # process's POSIX lock on it.
-    if path.exists() and (os.getpid(), *_key(os.stat(path))) in _held:
+def acquire_lock(path: Path, *, patience: float = _PATIENCE, certain: bool = False) -> int:
+    """Lock the file, made if need be, for this process; the descriptor that holds the lock.
+
+    The system frees it when the process dies, however that comes.
+
+    Args:
+        path: the lock file. It names its holder by process id.
+        patience: seconds to wait where the holder named there is dead.
+        certain: refuse a disk that cannot lock, which otherwise is a warning.
+
+    Raises:
+        StoreError: another optimizer or process holds it, or ``certain`` cannot be.
+    """
+    if path.exists() and _key(os.stat(path)) in _held:
         raise StoreError(
             f"{path.parent} is held by another optimizer of this process; close() it first"
         )
-    lock = open(path, "a+")  # noqa: SIM115 - held open as long as the folder is
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+    _opened.add(lock)
     try:
-        holder = _holder(lock)
-        if not _try_lock(lock):
-            raise StoreError(
-                f"{path.parent} is held by another process (pid {holder}); stop it, or choose "
-                "another directory="
-            )
+        _wait_for(lock, path, patience, certain)
     except BaseException:
-        lock.close()
+        _close(lock)
         raise
-    if not path.exists() or _key(os.stat(path)) != _key(os.fstat(lock.fileno())):
+    if not path.exists() or _key(os.stat(path)) != _key(os.fstat(lock)):
         # Its last holder removed it between our opening and our locking it.
-        lock.close()
-        return acquire_lock(path)
-    _held.add((os.getpid(), *_key(os.fstat(lock.fileno()))))
-    lock.seek(0)
-    lock.truncate()
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+        _close(lock)
+        return acquire_lock(path, patience=patience, certain=certain)
+    _held[_key(os.fstat(lock))] = lock
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
 
 
-def release_lock(lock: IO[str], path: Path) -> None:
-    _held.discard((os.getpid(), *_key(os.fstat(lock.fileno()))))
+def release_lock(lock: int, path: Path) -> None:
+    """Give up what :func:`acquire_lock` gave, and remove the file."""
+    if lock not in _held.values():
+        return  # a fork gave its copy up when it began
+    del _held[_key(os.fstat(lock))]
     with contextlib.suppress(OSError):
         os.unlink(path)
-    lock.close()
+    _close(lock)
+
+
+def _close(lock: int) -> None:
+    _opened.discard(lock)
+    os.close(lock)
+
+
+def _wait_for(lock: int, path: Path, patience: float, certain: bool) -> None:
+    end = time.monotonic() + patience
+    waiting = False
+    while not _try_lock(lock, path, certain):
+        holder = _holder(lock)
+        dead = _is_dead(holder)
+        if not dead or time.monotonic() >= end:
+            left = ", which has ended: a fork of it may still run" if dead else ""
+            raise StoreError(
+                f"{path.parent} is held by another process (pid {holder}){left}; stop it, or "
+                "choose another directory="
+            )
+        if not waiting:
+            log.warning(
+                "%s is held for process %s, which has ended; waiting up to %g s for what it "
+                "left running",
+                path.parent,
+                holder,
+                patience,
+            )
+            waiting = True
+        time.sleep(0.05)
 
 
 def _key(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _holder(lock: IO[str]) -> str:
-    lock.seek(0)
-    return lock.read(32).strip() or "unknown"
+def _holder(lock: int) -> str:
+    return os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
 
 
-def _try_lock(lock: IO[str]) -> bool:
-    """Lock the file for this process. The system frees it when the process dies, however."""
+def _is_dead(holder: str) -> bool:
+    """Whether no process has this id; false where that cannot be told."""
+    if sys.platform == "win32" or not (holder.isascii() and holder.isdigit() and int(holder)):
+        return False  # on Windows os.kill would end the process
+    try:
+        os.kill(int(holder), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _try_lock(lock: int, path: Path, certain: bool) -> bool:
     try:
         if sys.platform == "win32":
             import msvcrt
 
-            lock.seek(1 << 20)  # a byte that nobody reads, so that the pid stays readable
-            msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+            os.lseek(lock, 1 << 20, os.SEEK_SET)  # a byte nobody reads: the pid stays readable
+            msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
 
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Of the open file. A POSIX lock is the process's, which loses it as soon as
+            # anything in it closes the file, such as a copy of the folder.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
             return False
-        log.warning(
-            "%s cannot be locked (%s); a second process would go unnoticed", lock.name, error
-        )
+        if certain:
+            raise StoreError(f"{path} cannot be locked ({error})") from error
+        log.warning("%s cannot be locked (%s); a second process would go unnoticed", path, error)
     return True
 
 
+def _let_go() -> None:
+    """A fork has its parent's open files, and would keep the locks when the parent is gone."""
+    for lock in _opened:
+        with contextlib.suppress(OSError):
+            os.close(lock)  # the parent's own descriptor keeps the lock
+    _opened.clear()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
+
 def _sweep_scratch(folder: Path) -> None:
-    """Remove scratch folders whose process died without removing them."""
+    """Remove scratch folders whose process died without removing them.
+
+    Only where both the lock and the process id say so: on a disk that cannot lock, or
+    another machine's, either alone may be wrong.
+    """
     for path in folder.glob(f"{SCRATCH_PREFIX}*"):
         lock_path = path / "LOCK"
-        if not lock_path.exists():
-            continue
         with contextlib.suppress(OSError):
-            lock = acquire_lock(lock_path)
+            holder = lock_path.read_text(errors="replace").strip()
+            # A container may give a new process the id of the one that died.
+            if sys.platform != "win32" and holder != str(os.getpid()) and not _is_dead(holder):
+                continue
+            lock = acquire_lock(lock_path, patience=0.0, certain=True)
             shutil.rmtree(path, ignore_errors=True)
             release_lock(lock, lock_path)
             log.info("removed %s, left behind by a process that died", path)

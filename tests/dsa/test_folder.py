@@ -1,17 +1,25 @@
 """Folders: kept or scratch, held by one process, and what each mode refuses."""
 
+import errno
+import fcntl
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from dsa_faults import in_child
 from torch import nn
 
 from lowmem import DSA
-from lowmem.dsa.folder import SCRATCH_PREFIX, file_system
+from lowmem.dsa.folder import SCRATCH_PREFIX, acquire_lock, file_system, release_lock
 from lowmem.dsa.store import StoreError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 @pytest.fixture
@@ -202,3 +210,144 @@ def test_a_long_name_trains_commits_and_resumes(tmp_path, table):
         opt.commit()
     with DSA([(name, table)], directory=tmp_path / "m", mode="resume") as opt:
         assert opt.state_dict()["state"][0]["step"] == 11
+
+
+# -- who holds a folder ----------------------------------------------------------------
+
+
+def held_elsewhere(home):
+    """Whether a process that did not open the folder is kept out of it."""
+    script = "import sys, lowmem.dsa.folder as f; f.acquire_lock(f.Path(sys.argv[1]), patience=0)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(home / "LOCK")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return "held by another process" in done.stderr
+
+
+def test_reading_the_lock_file_does_not_lose_the_lock(table, tmp_path):
+    with DSA([table], directory=tmp_path / "m") as opt:
+        touch(opt, table)
+        shutil.copytree(tmp_path / "m", tmp_path / "copy")
+        (tmp_path / "m" / "LOCK").read_text()
+        assert held_elsewhere(tmp_path / "m")
+        with pytest.raises(StoreError, match="another optimizer of this process"):
+            DSA([table], directory=tmp_path / "m", mode="resume")
+        assert held_elsewhere(tmp_path / "m")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_worker_that_outlives_its_killed_parent_holds_nothing(table, tmp_path, caplog):
+    script = """
+import os, signal, time, torch
+from lowmem import DSA
+table = torch.nn.Parameter(torch.ones(20, 4))
+opt = DSA([table], directory="m")
+opt.step_rows(table, torch.tensor([1]), torch.ones(1, 4))
+opt.commit()
+reading, writing = os.pipe()
+child = os.fork()
+if not child:
+    os.write(writing, b"x")
+    time.sleep(600)
+os.read(reading, 1)
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        worker = int(process.stdout.readline())
+        try:
+            process.wait()
+            with DSA([table], directory=tmp_path / "m", mode="resume") as opt:
+                assert opt.state_dict()["state"][0]["step"] == 1
+            assert "waiting" not in caplog.text
+            os.kill(worker, 0)  # it does outlive its parent
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_the_parent_still_holds_its_folder_after_a_fork_has_ended(table, tmp_path):
+    with DSA([table], directory=tmp_path / "m") as opt:
+        touch(opt, table)
+        assert in_child(lambda: opt.close()) == 0
+        assert (tmp_path / "m" / "LOCK").read_text() == f"{os.getpid()}\n"
+        assert held_elsewhere(tmp_path / "m")
+    assert not (tmp_path / "m" / "LOCK").exists()
+
+
+DEAD = "999999999"  # above the largest process id
+
+
+@pytest.fixture
+def left_running(tmp_path):
+    """A process that keeps the lock of a folder whose holder is dead."""
+    path = tmp_path / "LOCK"
+    path.write_text(f"{DEAD}\n")
+    with open(path, "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = subprocess.Popen(["sleep", "600"], pass_fds=[file.fileno()])
+    yield path, process
+    process.kill()
+    process.wait()
+
+
+def test_what_a_dead_holder_left_running_is_waited_for(left_running, caplog):
+    path, process = left_running
+    with pytest.raises(
+        StoreError,
+        match=rf"is held by another process \(pid {DEAD}\), which has ended: a fork of it may "
+        "still run; stop it, or choose another directory=",
+    ):
+        acquire_lock(path, patience=0.1)
+    assert "waiting up to 0.1 s" in caplog.text
+    timer = threading.Timer(0.3, process.kill)
+    timer.start()
+    release_lock(acquire_lock(path, patience=60), path)
+    timer.join()
+    assert not path.exists()
+
+
+def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+@pytest.mark.parametrize(
+    ("holder", "locks", "swept"),
+    [
+        (DEAD, True, True),
+        (str(os.getpid()), True, True),  # a container gives the same ids again
+        (str(os.getppid()), True, False),
+        ("", True, False),
+        ("-1", True, False),
+        ("0", True, False),
+        (DEAD, False, False),
+        (str(os.getpid()), False, False),
+        (str(os.getppid()), False, False),
+    ],
+)
+def test_scratch_is_swept_only_where_its_process_is_dead_for_certain(
+    table, tmp_path, monkeypatch, holder, locks, swept
+):
+    left = tmp_path / f"{SCRATCH_PREFIX}x"
+    left.mkdir()
+    (left / "LOCK").write_text(f"{holder}\n")
+    (left / "table-000.rows").write_bytes(b"x")
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    with DSA([table]) as opt:
+        touch(opt, table)
+        with DSA([nn.Parameter(torch.ones(20, 4))]):
+            assert (opt._estate.folder.path / "table-000.rows").exists()
+        touch(opt, table)
+    assert left.exists() is not swept
+
+
+def test_a_disk_that_cannot_lock_is_a_warning(table, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with DSA([table], directory=tmp_path / "m") as opt:
+        touch(opt, table)
+    assert "a second process would go unnoticed" in caplog.text
