@@ -24,6 +24,8 @@ _JIT: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"contract", "reassoc", "nsz", "arcp"},
 }
+# Without sums there is nothing to gain from reordering: (1 − β2)·g·g is small where g·g overflows.
+_IN_ORDER = {**_JIT, "fastmath": {"contract", "nsz", "arcp"}}
 _LONG_BLOCK = 16_384  # elements summed in one go
 _MAX_BLOCKS = 64  # a column job has at most this many partial sums
 WHOLE, SUMS, UPDATE = range(3)  # what a task does with its job
@@ -45,6 +47,19 @@ def _sum_of_squares(g: np.ndarray) -> np.float32:
 @numba.njit(**_JIT)
 def _second_moment(v: np.float32, mean: np.float32, s: np.ndarray) -> np.float32:
     return s[1] * v + s[2] * mean
+
+
+@numba.njit(**_JIT)
+def _large_second_moment(
+    v: np.float32, g: np.ndarray, columns: int, stride: int, run: int, s: np.ndarray
+) -> np.float32:
+    """The same where the sum of squares is beyond float32, from g itself, in float64."""
+    total = np.float64(0)
+    for column in range(columns):
+        for i in range(column * stride, column * stride + run):
+            total += np.float64(g[i]) * np.float64(g[i])
+    mean = total / (np.float64(columns) * np.float64(run))
+    return np.float32(np.float64(s[1]) * np.float64(v) + np.float64(s[2]) * mean)
 
 
 @numba.njit(**_JIT)
@@ -100,7 +115,7 @@ def _update_across(
         p[i] = p[i] * decay - scales[i] * moment
 
 
-@numba.njit(**_JIT)
+@numba.njit(**_IN_ORDER)
 def _update_plain(
     p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, s: np.ndarray
 ) -> None:
@@ -214,7 +229,15 @@ def _finish_moments(job: np.ndarray, s: np.ndarray, totals: np.ndarray) -> None:
     step = job[11]
     v = _floats(job[7], (totals.size - 1) * step + 1)
     for i in range(totals.size):
-        square = _second_moment(v[i * step], totals[i] / count, s)
+        if totals[i] == np.inf:
+            g = _arrays(job)[1]
+            if job[0] == LONG:
+                square = _large_second_moment(v[i * step], g, 1, 0, job[2], s)
+            else:
+                first = i * (job[13] if job[0] == MIXED else 1)
+                square = _large_second_moment(v[i * step], g[first:], job[1], job[9], job[3], s)
+        else:
+            square = _second_moment(v[i * step], totals[i] / count, s)
         v[i * step] = square
         totals[i] = _scale(square, s)
 
@@ -287,7 +310,10 @@ def _rows(job: np.ndarray, s: np.ndarray, low: int, high: int) -> None:
         total = _update_run_and_sum(pr, gr, mr, scale, s, g[b : b + n])
         if row < high:
             a, c, d = row * job[8], row * job[10], row * job[11]
-            square = _second_moment(v[d], total / count, s)
+            if total == np.inf:
+                square = _large_second_moment(v[d], g[b : b + n], 1, 0, n, s)
+            else:
+                square = _second_moment(v[d], total / count, s)
             v[d] = square
             scale = _scale(square, s)
             pr, gr, mr = p[a : a + n], g[b : b + n], m[c : c + n]

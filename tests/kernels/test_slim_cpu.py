@@ -144,6 +144,28 @@ def test_nan_and_infinity_go_where_adamw_lets_them_go(bad: float) -> None:
     assert not ours.isfinite().all() or bad == 1e30
 
 
+@pytest.mark.parametrize("value", [1e18, 1.8e19, 1e20, 5e20])
+@pytest.mark.parametrize(("shape", "axes"), MIX[:-1])
+def test_large_gradients_stay_finite_as_in_adamw(shape, axes, value: float) -> None:
+    p, m = torch.ones(shape), torch.zeros(shape)
+    sign = torch.ones(shape)
+    sign.view(-1)[::3] = -1
+    kept = [1 if axis in axes else size for axis, size in enumerate(shape)]
+    v = torch.zeros(kept)
+    adamw = torch.nn.Parameter(p.clone())
+    adamw.grad = value * sign
+    theirs = torch.optim.AdamW(
+        [adamw], lr=1e-2, betas=(0.9, 0.99 if value < 1e20 else 0.999), weight_decay=0.1
+    )
+    theirs.step()
+    hyper = {**HYPER, "beta2": theirs.param_groups[0]["betas"][1]}
+    cpu_slim.slim_adamw_([p], [value * sign], [m], [v], [axes], [1.0], **hyper)
+    expected = theirs.state[adamw]["exp_avg_sq"]
+    assert torch.isfinite(expected).all()
+    torch.testing.assert_close(v.expand(shape), expected)
+    torch.testing.assert_close(p, adamw.detach())
+
+
 def test_a_row_with_a_nan_is_lost_and_no_other() -> None:
     param, first, second = torch.randn(9, 33), torch.zeros(9, 33), torch.zeros(9, 1)
     grad = torch.randn(9, 33)
