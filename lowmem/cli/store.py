@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{path} does not exist")
     if path.is_file() and path.suffix != ".rows":
         raise ValueError(f"{path} is neither a folder nor a .rows file")
-    folder = StoreFolder(path.parent if path.is_file() else path, "resume")
+    home = path.parent if path.is_file() else path
+    if not list(home.glob("table-*.rows")):
+        raise FileNotFoundError(f"there is no store in {home}: no table-000.rows")
+    folder = StoreFolder(home, "resume")
     try:
         numbers = sorted(folder.stores())
         if path.is_file():

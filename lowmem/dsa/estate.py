@@ -309,6 +309,12 @@ class Estate:
             self.closed = True
             try:
                 # A folder whose resume failed, or a half-done step, is not a clean end.
+                if self._ready and not self.tables and not self.folder.scratch:
+                    log.warning(
+                        "%s holds no store: no parameter had a sparse gradient. Embeddings need "
+                        "sparse=True",
+                        self.folder.path,
+                    )
                 if self._ready and self.tables and not (self._half_done or self.folder.scratch):
                     self._mark_clean()
             finally:

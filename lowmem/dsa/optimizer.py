@@ -93,6 +93,10 @@ class DSA(Optimizer):
         _require_choice("mode", mode, ("create", "resume", "overwrite", "resume-unclean"))
         _require_choice("prefetch", prefetch, ("auto", "always", "never"))
         _require_choice("durability", durability, ("process", "power", "none"))
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(
+                f"DSA takes parameters, not a {type(params).__name__}: pass model.parameters()"
+            )
         self._estate: Estate | None = None
         self._numbers: dict[Tensor, int] = {}
         self._labels: dict[Tensor, str] = {}
@@ -415,6 +419,7 @@ class DSA(Optimizer):
             extra: anything of tensors, numbers, strings, lists and dicts (a scheduler's
                 state, a random state), returned by :meth:`load_extra`.
         """
+        _require_path_first(path)
         estate = self._open_estate()
         with estate.busy:
             checkpoint.save(path, self, model, extra, estate)
@@ -427,6 +432,7 @@ class DSA(Optimizer):
         Raises:
             StoreError: the stores here are others, or cannot go back to that step.
         """
+        _require_path_first(path)
         return checkpoint.load(path, self, model)
 
     def load_extra(self, path: str | os.PathLike[str]) -> Any:
@@ -490,6 +496,11 @@ class DSA(Optimizer):
 def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r}; choose one of {', '.join(map(repr, choices))}")
+
+
+def _require_path_first(path: Any) -> None:
+    if isinstance(path, torch.nn.Module):
+        raise TypeError("the path comes first, then the model")
 
 
 def _check_hyperparameters(lr: Any, betas: Iterable[float], eps: float) -> None:

@@ -64,7 +64,8 @@ def recover(folder: StoreFolder, *, sync: bool, after_restart: bool = False) -> 
                 journal.flush()
                 store.flush()
             log.warning(
-                "%s: rolled %s rows back to the commit at step %s",
+                "%s: rolled %s rows back to the commit at step %s. Weights do not come back by "
+                "themselves: load the checkpoint of that step",
                 store.header.name or store.path,
                 f"{rows:,}",
                 f"{step:,}",

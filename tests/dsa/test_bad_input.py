@@ -198,3 +198,21 @@ print(resumed.state_dict()["state"][0]["step"])
     lines = done.stdout.splitlines()
     assert "two processes must not write one store" in lines[0]
     assert lines[1] == "2"
+
+
+def test_a_module_instead_of_parameters_and_arguments_in_the_wrong_order(tmp_path):
+    model = nn.Embedding(5, 2, sparse=True)
+    with pytest.raises(TypeError, match=r"pass model.parameters\(\)"):
+        DSA(model)
+    with DSA(model.parameters(), directory=tmp_path / "s") as opt:
+        for call in (opt.save_checkpoint, opt.load_checkpoint):
+            with pytest.raises(TypeError, match="path comes first"):
+                call(model, "c")
+
+
+def test_a_folder_that_got_no_store_says_so_at_close(tmp_path, caplog):
+    model = nn.Embedding(5, 2)
+    with DSA(model.parameters(), directory=tmp_path / "s") as opt:
+        model(torch.tensor([1])).sum().backward()
+        opt.step()
+    assert "no parameter had a sparse gradient" in caplog.text
