@@ -13,6 +13,7 @@ along axis ``A``; ``repeat R`` follows where the list of parts comes ``R`` times
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import logging
 import math
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 COLUMNS = ("step", "key", "shape", "compress_dims", "snr", "mean_sqr", "var")
 _NEEDED = COLUMNS[:5]
+MAX_STEP = 10**18 - 1
 _MAX_LINE = 1 << 16  # characters: a record is about a hundred
 
 _INTEGER = re.compile(r"-?\d{1,18}")
@@ -38,6 +40,16 @@ _PART = re.compile(
     r"(?P<name>.+)\[(?P<label>[^\[\]]*) (?P<index>\d{1,6})/(?P<count>\d{1,6})"
     r" axis (?P<axis>\d{1,6}) size (?P<size>\d{1,18})(?: repeat (?P<repeat>\d{1,18}))?\]"
 )
+
+
+def as_whole(value: Any) -> int | None:
+    """A whole number of any numeric type (numpy's, a tensor, ``3.0``), or ``None``."""
+    if isinstance(value, (bool, str, bytes)) or str(getattr(value, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return int(value) if value == int(value) else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
 
 
 class Record(NamedTuple):
@@ -103,10 +115,23 @@ def format_records(records: Iterable[Record]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for record in records:
-        shape, axes = str(tuple(record.shape)), str(tuple(record.compress_dims))
+        shape, axes = (str(tuple(map(int, t))) for t in (record.shape, record.compress_dims))
         numbers = (repr(float(x)) for x in (record.snr, record.mean_sqr, record.var))
         writer.writerow((record.step, record.key, shape, axes, *numbers))
     return text.getvalue()
+
+
+@functools.lru_cache(maxsize=4096)
+def is_writable(key: str) -> bool:
+    """Whether a line with ``key`` is read back: no line breaks, no spaces around it, not huge."""
+    record = Record(MAX_STEP, key, (1, 1), (0,), 0.0, 0.0, 0.0)
+    try:
+        line = format_records([record]).encode().decode().removesuffix("\n")
+        found = _record(_fields(line), {name: i for i, name in enumerate(COLUMNS)})
+    except ValueError:
+        return False
+    short = len(line) + 512 <= _MAX_LINE  # shapes and figures may be longer than here
+    return found.key == key and short and "\n" not in line and "\r" not in line
 
 
 def header() -> str:

@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,15 @@ import torch
 from torch import Tensor, nn
 
 from lowmem.slim.moments import slice_moments
-from lowmem.slim.records import Record, format_records, header, read_records
+from lowmem.slim.records import (
+    MAX_STEP,
+    Record,
+    as_whole,
+    format_records,
+    header,
+    is_writable,
+    read_records,
+)
 from lowmem.slim.rules import derive_rules
 from lowmem.slim.rulesfile import Split
 from lowmem.slim.second_moments import SecondMoment, second_moments, splits_of
@@ -56,15 +64,19 @@ def snr(v: Tensor, axes: int | Sequence[int]) -> float:
         raise TypeError(f"v must be a dense tensor of real numbers, got {kind}")
     if v.numel() == 0:
         raise ValueError(f"v is empty: its shape is {tuple(v.shape)}")
-    wanted = (axes,) if isinstance(axes, int) else tuple(axes)
-    if not wanted:
+    listed = isinstance(axes, Iterable) and getattr(axes, "ndim", 1) > 0
+    given: tuple[Any, ...] = tuple(axes) if listed else (axes,)  # type: ignore[arg-type]
+    if not given:
         raise ValueError("axes names no axis")
-    for axis in wanted:
-        if not isinstance(axis, int) or not -v.dim() <= axis < v.dim():
+    wanted = []
+    for axis in given:
+        place = as_whole(axis)
+        if place is None or not -v.dim() <= place < v.dim():
             raise ValueError(f"axis {axis!r} does not exist: v has the shape {tuple(v.shape)}")
+        wanted.append(place)
     resolved = tuple(sorted(axis % v.dim() for axis in wanted))
     if len(set(resolved)) != len(resolved):
-        raise ValueError(f"axes names an axis twice: {wanted}")
+        raise ValueError(f"axes names an axis twice: {given}")
     return float(slice_moments(v, [resolved])[0, 0])
 
 
@@ -148,6 +160,11 @@ class SNRTracker:
         self._splits: dict[int, Split] = {}  # of that model
         self._warned: set[str] = set()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Copies and pickles find the model's splits anew, and write to a file of their own.
+        fresh = {"_model": None, "_splits": {}, "path": None, "_written": 0, "_size": 0}
+        return {**self.__dict__, **fresh}
+
     def should_measure(self, step: int) -> bool:
         """Whether ``step`` is one to measure at: ``start_step``, then the multiples."""
         if step <= self.start_step:
@@ -165,13 +182,17 @@ class SNRTracker:
 
         Raises:
             TypeError: ``model`` has no ``named_parameters``, ``optimizer`` no ``state``.
-            ValueError: the optimizer keeps no second moments.
+            ValueError: the optimizer keeps no second moments; ``step`` is no whole number.
             OSError: the records cannot be written (they stay in ``records``).
         """
         if not hasattr(model, "named_parameters"):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if not hasattr(optimizer, "state"):
             raise TypeError(f"optimizer must be a torch optimizer, got {type(optimizer).__name__}")
+        whole = as_whole(step)
+        if whole is None or not 0 <= whole <= MAX_STEP:
+            raise ValueError(f"step must be a whole number from 0 to {MAX_STEP}, got {step!r}")
+        step = whole
         if step in self._steps:
             self._warn_once(
                 f"step {step} is measured already; the first measurement is kept. "
@@ -184,7 +205,7 @@ class SNRTracker:
         if not moments:
             self._warn_once(f"no second moments at step {step}: nothing has been optimized yet")
             return
-        self.records += self._measure(moments, int(step))
+        self.records += self._measure(moments, step)
         self._steps.add(step)
         self._write()
 
@@ -237,6 +258,12 @@ class SNRTracker:
         pending: dict[torch.device, list[Tensor]] = {}
         order: dict[torch.device, list[int]] = {}
         for moment in moments:
+            if not is_writable(moment.key):
+                self._warn_once(
+                    f"{moment.key[:80]!r} is not measured: SNR records are lines, and this name "
+                    "does not fit one"
+                )
+                continue
             sets = moment.axis_sets(self.all_axes)
             if not sets:
                 continue
@@ -265,6 +292,8 @@ class SNRTracker:
         try:
             if self.path is None or not self.path.exists():
                 self.path = self._new_file()
+                self._size = self._written = 0
+            elif self.path.stat().st_size < self._size:  # somebody cut it: write it anew
                 self._size = self._written = 0
             text = format_records(self.records[self._written :])
             if self._size == 0:

@@ -208,3 +208,12 @@ def test_nan_in_v_is_not_hidden():
 def test_bad_input(v, axes, error, said):
     with pytest.raises(error, match=said):
         snr(v, axes)
+
+
+def test_axes_may_be_whole_numbers_of_any_type_but_no_truth_values():
+    v = torch.rand(4, 6)
+    for axes in (np.int64(1), [np.int64(1)], torch.tensor([1]), torch.tensor(1), (1,)):
+        assert snr(v, axes) == snr(v, 1)
+    for axes in (True, [True], np.bool_(True), torch.tensor([True]), "1", 1.5):
+        with pytest.raises(ValueError, match="does not exist"):
+            snr(v, axes)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -395,3 +398,72 @@ def test_every_refusal_says_what_to_do(tmp_path):
         os.chmod(tmp_path, 0o500)
         with pytest.raises(OSError, match="Permission"):
             SNRTracker(save_dir=tmp_path / "inside")
+
+
+@pytest.mark.parametrize("step", [3, 3.0, np.int64(3), torch.tensor(3), torch.tensor([3.0])])
+def test_a_step_may_be_a_whole_number_of_any_type(step, tmp_path):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stepped(model, optimizer)
+    tracker = SNRTracker(save_dir=tmp_path)
+    tracker.measure_and_save(model=model, optimizer=optimizer, step=step)
+    tracker.measure_and_save(model=model, optimizer=optimizer, step=3)  # is there already
+    assert read_records(tracker.path) == tracker.records
+    assert {record.step for record in tracker.records} == {3}
+
+
+@pytest.mark.parametrize(
+    "step", [-1, 1.5, 10**19, float("nan"), float("inf"), True, "3", None, torch.ones(2)]
+)
+def test_what_is_no_step_is_refused(step, tmp_path):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stepped(model, optimizer)
+    tracker = SNRTracker(save_dir=tmp_path)
+    with pytest.raises(ValueError, match="step must be a whole number"):
+        tracker.measure_and_save(model=model, optimizer=optimizer, step=step)
+    assert tracker.records == []
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", " a ", "x" * 70_000, "\ud800"])
+def test_a_name_that_fits_no_line_is_left_out_of_the_file(name, tmp_path, caplog):
+    model = nn.Module()
+    for each in (name, 'b,"c"'):
+        model.register_parameter(each, nn.Parameter(torch.randn(4, 3)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for param in model.parameters():
+        param.grad = torch.randn(4, 3)
+    optimizer.step()
+    tracker = SNRTracker(save_dir=tmp_path)
+    tracker.measure_and_save(model=model, optimizer=optimizer, step=1)
+    assert read_records(tracker.path) == tracker.records
+    assert {record.key for record in tracker.records} == {'b,"c"'}
+    assert "is not measured" in caplog.text
+
+
+def test_a_file_that_somebody_cut_is_written_anew(tmp_path):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stepped(model, optimizer)
+    tracker = SNRTracker(save_dir=tmp_path)
+    tracker.measure_and_save(model=model, optimizer=optimizer, step=1)
+    for step, left in ((2, 0), (3, 40)):
+        os.truncate(tracker.path, left)
+        tracker.measure_and_save(model=model, optimizer=optimizer, step=step)
+        assert read_records(tracker.path) == tracker.records
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
+def test_a_copy_measures_on_into_a_file_of_its_own(how, tmp_path):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stepped(model, optimizer)
+    tracker = SNRTracker(save_dir=tmp_path)
+    tracker.measure_and_save(model=model, optimizer=optimizer, step=1)
+    other = how(tracker)
+    assert other.records == tracker.records
+    tracker.measure_and_save(model=model, optimizer=optimizer, step=2)
+    other.measure_and_save(model=model, optimizer=optimizer, step=3)
+    for each, steps in ((tracker, {1, 2}), (other, {1, 3})):
+        assert read_records(each.path) == each.records
+        assert {record.step for record in each.records} == steps
