@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from itertools import islice, pairwise
@@ -218,8 +219,9 @@ def test_the_picture_of_any_history(parts, tmp_path: Path) -> None:
 
 
 def test_memory_is_of_this_process() -> None:
+    gc.collect()  # what other tests left must not go while this one measures
     before = memory_bytes()["ram"]
-    held = np.ones(50_000_000, np.uint8)
+    held = np.ones(400_000_000, np.uint8)
     grown = memory_bytes()["ram"] - before
-    assert 45_000_000 < grown < 120_000_000
+    assert 250_000_000 < grown < 550_000_000
     assert held[-1]
