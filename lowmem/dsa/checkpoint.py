@@ -42,13 +42,17 @@ def save(
     for name in weights:
         if name.endswith(_EXTRA_STATE):
             weights[name] = plain(weights[name])
+    try:
+        extra = plain(extra)
+    except RecursionError:
+        raise TypeError("extra= contains itself, or is nested too deeply to be saved") from None
     payload = {
         "lowmem_checkpoint": _FORMAT,
         "token": uuid.uuid4().hex,  # near the start of the file, so that no two are alike
         "step": _step(states),
         "model": weights,
         "optimizer": states,
-        "extra": plain(extra),
+        "extra": extra,
     }
     _require_loadable(payload)
     commit = estate.next_commit()
@@ -166,8 +170,8 @@ def _require_loadable(payload: dict[str, Any]) -> None:
             raise TypeError(
                 f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint "
                 "may hold tensors, numbers, strings, lists and dicts, so that loading it runs no "
-                f"code: {' '.join(str(error).split()):.200}"
-            ) from None
+                "code"
+            ) from error
 
 
 def _require_readable(path: Path) -> None:

@@ -74,6 +74,8 @@ def test_the_extra_state_of_a_module_comes_back(state):
     assert str(other.kept) == str(state)
 
 
+endless: list = [1]
+endless.append(endless)
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -84,6 +86,7 @@ Point = collections.namedtuple("Point", "x y")
         (None, {"a": [1, Path("x")]}, None, r"extra\['a'\]\[1\] is a pathlib\."),
         (None, {Path("x"): 1}, None, r"a key of extra is a pathlib\."),
         (None, lambda: 0, None, "extra is a builtins.function"),
+        (None, endless, None, "extra= contains itself"),
         (None, np.ones(3), None, "extra is a numpy.ndarray"),
         (None, Point(1, 2), None, r"extra is a .*Point"),
         (None, None, {"p": Path("x")}, r"model\['_extra_state'\]\['p'\] is a pathlib\."),
