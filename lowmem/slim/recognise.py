@@ -29,6 +29,7 @@ from lowmem.slim.uses import Path, Use, is_conv, is_embedding, is_norm, is_trans
 _QKV = ("attention_query", "attention_key", "attention_value")
 _UPS = ("mlp_up", "mlp_gate", "mlp_gate_up")
 _RELATIVE = {"relative_attention_bias", "relative_position_bias", "rel_pos_bias", "relative_bias"}
+_TOKEN_WORDS = {"tok", "token", "word", "vocab", "wte", "emb", "embed", "embedding", "embeddings"}
 _MLP_SEQUENTIALS = {"mlp", "ffn", "ff", "feed_forward", "feedforward", "net"}
 
 
@@ -50,7 +51,9 @@ class Judge:
         }
         self.attention |= {use.path for use in uses if isinstance(use.owner, nn.MultiheadAttention)}
         self.vocabularies = {
-            use.shape[0] for use in uses if self._embedding_type(use) == "token_embedding"
+            use.shape[0]
+            for use in uses
+            if self._embedding_type(use) == "token_embedding" and _is_vocabulary(use)
         }
         self.query_sizes = self._query_sizes()
         self.first_conv = next(
@@ -155,6 +158,8 @@ class Judge:
             role == "position_embedding" or (len(use.shape) == 3 and role[:3] == "mlp")
         ):
             return False  # a bare parameter: nobody says how it is multiplied
+        if raw and len(use.shape) == 2 and use.shape[0] <= 3:
+            return False  # coordinates in the plane or in space, which a Fourier embedding projects
         if role in _QKV:
             return all(other in near for other in _QKV)
         if role == "attention_output":
@@ -298,6 +303,12 @@ class Judge:
         if not fits or up.out_size < up.in_size:
             return None
         return "mlp_up" if use is up else "mlp_down"
+
+
+def _is_vocabulary(use: Use) -> bool:
+    """Tokens that a head may predict, rather than a few learned queries or types."""
+    words = set(use.role_path[-1].lower().split("_")) if use.role_path else set()
+    return "type" not in words and (use.shape[0] > use.shape[-1] or bool(_TOKEN_WORDS & words))
 
 
 def _kind(use: Use) -> str:

@@ -162,8 +162,9 @@ class SNRTracker:
 
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles find the model's splits anew, and write to a file of their own.
-        fresh = {"_model": None, "_splits": {}, "path": None, "_written": 0, "_size": 0}
-        return {**self.__dict__, **fresh}
+        state = dict(self.__dict__)
+        state.update(_model=None, _splits={}, path=None, _written=0, _size=0)
+        return state
 
     def should_measure(self, step: int) -> bool:
         """Whether ``step`` is one to measure at: ``start_step``, then the multiples."""

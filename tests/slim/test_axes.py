@@ -307,3 +307,22 @@ def test_wrappers_in_names_make_no_difference():
     assert table1_rules(torch.compile(model)) == plain
     shapes = {f"module._orig_mod.{n}": tuple(p.shape) for n, p in TinyGPT().named_parameters()}
     assert [d.rule for d in decide_names(shapes).values()] == list(plain.values())
+
+
+def test_a_few_learned_queries_are_no_vocabulary():
+    model = linear_tree(iou_head__proj_out=(16, 4), head=(16, 4))
+    model.mask_tokens = nn.Embedding(4, 16)
+    model.shared = Holder(positional_embedding=(2, 16))
+    types = {
+        name: decide_model(model)[id(param)].layer_type for name, param in model.named_parameters()
+    }
+    assert types["iou_head.proj_out.weight"] == "linear"
+    assert types["head.weight"] == "vision_classification"
+    assert types["shared.positional_embedding"] == "unknown"
+    for name in ("tok_emb", "embedding", "word_embeddings"):
+        gpt = linear_tree(head=(16, 5))
+        gpt.add_module(name, nn.Embedding(5, 16))
+        assert decide_model(gpt)[id(gpt.head.weight)].layer_type == "lm_head", name
+    lstm = linear_tree(decoder=(16, 40))
+    lstm.encoder = nn.Embedding(40, 16)
+    assert decide_model(lstm)[id(lstm.decoder.weight)].layer_type == "lm_head"
