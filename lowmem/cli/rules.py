@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from lowmem.slim.rules import choose, rules_of
     from lowmem.slim.rulesfile import write_rules
 
+    _check_outputs(args)
     records = read_records(args.snr_filename)
     choices = choose(records, args.cutoff, args.prefer, args.burn_in)
     rules = rules_of(choices)
@@ -59,6 +60,18 @@ def run(args: argparse.Namespace) -> int:
         draw_snr(kept, args.cutoff).savefig(args.plot, dpi=120, format="png")
         print(f"wrote {args.plot}")
     return 0
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    taken = {Path(args.snr_filename).resolve(): "--snr_filename"}
+    for option, path in (("--out", args.out), ("--plot", args.plot)):
+        if path is None:
+            continue
+        if Path(path).is_dir() or not Path(path).name:
+            raise ValueError(f"{option} {str(path)!r} is a directory; give the name of a file")
+        other = taken.setdefault(Path(path).resolve(), option)
+        if other != option:
+            raise ValueError(f"{option} would overwrite the file of {other}: {path}")
 
 
 def table(choices: Sequence[Choice]) -> str:

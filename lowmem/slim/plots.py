@@ -105,5 +105,6 @@ def draw_snr(records: Sequence[Record], cutoff: float = 1.0) -> Figure:
         for i in range(len(kinds))
     ]
     if handles:
-        figure.legend(handles, kinds, loc="outside right upper", fontsize=8, frameon=False)
+        labels = [kind.replace("$", r"\$") for kind in kinds]  # no formulas
+        figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
     return figure

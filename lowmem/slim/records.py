@@ -194,8 +194,10 @@ def as_records(source: Any) -> list[Record]:
     records = []
     for number, item in enumerate(source):
         if isinstance(item, Record):
-            records.append(item)
-            continue
+            if _is_sound(item):
+                records.append(item)
+                continue
+            item = _plain(item)
         if not isinstance(item, Mapping):
             raise TypeError(f"SNR record {number} is a {type(item).__name__}, not a Record")
         missing = [name for name in _NEEDED if name not in item]
@@ -207,6 +209,32 @@ def as_records(source: Any) -> list[Record]:
         except ValueError as error:
             raise ValueError(f"SNR record {number}: {error}") from None
     return records
+
+
+def _is_sound(record: Record) -> bool:
+    """Whether a record is as the tracker makes it, and needs no closer look."""
+    axes = record.compress_dims
+    return (
+        type(record.step) is int
+        and 0 <= record.step <= MAX_STEP
+        and type(record.key) is str
+        and record.key != ""
+        and type(axes) is type(record.shape) is tuple
+        and len(axes) == len(set(axes)) > 0
+        and all(type(axis) is int and 0 <= axis < len(record.shape) for axis in axes)
+        and all(type(size) is int and size > 0 for size in record.shape)
+        and all(type(x) is float and not x < 0 for x in record[4:])
+    )
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    """A record's fields, those of numpy's types as Python's."""
+    fields = record._asdict()
+    for name in ("shape", "compress_dims"):
+        if isinstance(fields[name], Iterable) and not isinstance(fields[name], str):
+            whole = [as_whole(number) for number in fields[name]]
+            fields[name] = fields[name] if None in whole else tuple(whole)
+    return fields
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, bool]]:

@@ -2,7 +2,8 @@
 
 A rule is taken for a parameter where averaging keeps more than it loses: among the axis
 sets whose SNR, averaged over the measured steps, is strictly above the cutoff, the best one.
-Parameters of fewer than two dimensions (norms, biases) never get one.
+Parameters of fewer than two dimensions (norms, biases) never get one, nor do biases of two,
+as experts have them.
 """
 
 from __future__ import annotations
@@ -162,10 +163,10 @@ def _choose_one(
     cutoff: float,
     prefer: str,
 ) -> Choice:
-    means = {axes: math.fsum(values) / len(values) for axes, values in sets.items() if values}
+    means = {axes: _mean(values) for axes, values in sets.items() if values}
     before = bytes_kept(key, shape, None)
     best: Axes | None = None
-    if len(shape) >= 2:
+    if len(shape) >= 2 and not _is_bias(key):
         saved = {axes: before - bytes_kept(key, shape, axes) for axes in means}
         passed = [axes for axes in means if means[axes] > cutoff and saved[axes] > 0]
         passed.sort(key=str)  # among equals the first in this order, as published
@@ -174,6 +175,19 @@ def _choose_one(
         else:
             best = max(passed, key=lambda axes: means[axes], default=None)
     return Choice(key, shape, best, means, before, bytes_kept(key, shape, best))
+
+
+def _mean(values: Sequence[float]) -> float:
+    try:
+        return math.fsum(values) / len(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
+def _is_bias(key: str) -> bool:
+    part = PartKey.parse(key)
+    leaf = (part.name if part else key).rpartition(".")[2]
+    return leaf.endswith("bias") or "bias" in leaf.split("_")
 
 
 def _join(name: str, found: dict[int, tuple[PartKey, Choice]]) -> Any:

@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import math
+import re
 import statistics
 from collections import defaultdict
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -274,7 +276,7 @@ def test_records_that_contradict_name_the_layer():
         (good._replace(step=2, snr=math.nan), r"'a.weight'.*step 2 is not a number"),
         (good._replace(step=2, shape=(5, 6)), r"'a.weight'.*two models"),
         (good._replace(snr=3.0), r"'a.weight'.*twice"),
-        (good._replace(step=2, compress_dims=(3,)), r"'a.weight', step 2: unknown axes"),
+        (good._replace(step=2, compress_dims=(3,)), r"record 1: axis 3 of 'a.weight' is unknown"),
     ):
         with pytest.raises(ValueError, match=said):
             derive_rules([good, bad])
@@ -389,3 +391,76 @@ def test_layer_types():
     assert layer_and_depth("layers.2.experts.5.up.weight") == ("experts.#.up", 2)
     part = PartKey("h.4.attn.c_attn.weight", "query", 0, 3, 1, 768)
     assert layer_and_depth(str(part)) == ("attn.c_attn query", 4)
+
+
+def test_biases_of_two_dimensions_get_no_rule():
+    keys = ("experts.down_proj_bias", "experts.bias", "experts.gate_up_proj_bias", "lin.bias")
+    records = [Record(1, key, (4, 6), (1,), 9.0) for key in keys]
+    assert derive_rules(records) == dict.fromkeys(keys)
+    weight = [Record(1, "relative_attention_bias.weight", (4, 6), (1,), 9.0)]
+    assert derive_rules(weight) == {"relative_attention_bias.weight": [1]}
+
+
+def test_huge_ratios_have_a_mean():
+    huge = [Record(step, "w", (4, 6), axes, 1.7e308) for step in (1, 2, 3) for axes in ((0,), (1,))]
+    more = Record(4, "w", (4, 6), (1,), math.inf)
+    assert derive_rules(huge)["w"] == [0]
+    assert derive_rules([*huge, more])["w"] == [1]
+    assert choose(huge)[0].snr[(0,)] == pytest.approx(1.7e308)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"snr": None},
+        {"snr": -math.inf},
+        {"snr": -1.0},
+        {"snr": "much"},
+        {"compress_dims": (1, 1)},
+        {"compress_dims": (2,)},
+        {"compress_dims": ()},
+        {"compress_dims": None},
+        {"shape": (4, 0)},
+        {"shape": 4},
+        {"step": -1},
+        {"step": 10**19},
+        {"step": None},
+        {"key": ""},
+    ],
+)
+def test_records_made_by_hand_are_checked_as_those_of_files_are(bad):
+    good = Record(1, "w", (4, 6), (1,), 2.0)
+    with pytest.raises(ValueError, match="SNR record 1"):
+        derive_rules([good, good._replace(step=2)._replace(**bad)])
+
+
+def test_records_made_by_hand_may_have_numpys_numbers_and_lists():
+    odd = Record(np.int64(1), "w", [np.int64(4), 6], [np.int64(-1)], np.float32(2))
+    assert derive_rules([odd]) == {"w": [1]}
+    assert derive_rules([Record(1, "w", (4, 6), (1,), 2)]) == {"w": [1]}
+
+
+def test_the_command_overwrites_neither_its_input_nor_its_own_output(trained, tmp_path, capsys):
+    path = tmp_path / "snr.csv"
+    path.write_bytes(trained[2].read_bytes())
+    link = tmp_path / "link.csv"
+    link.symlink_to(path)
+    out = tmp_path / "rules.json"
+    for options, said in (
+        (["--out", str(path)], "--out would overwrite the file of --snr_filename"),
+        (["--out", str(link)], "--out would overwrite the file of --snr_filename"),
+        (["--out", str(out), "--plot", str(path)], "--plot would overwrite"),
+        (["--out", str(out), "--plot", str(out)], "--plot would overwrite the file of --out"),
+        (["--out", "."], "--out '.' is a directory"),
+        (["--out", str(tmp_path)], "is a directory; give the name of a file"),
+        (["--out", str(out), "--plot", str(tmp_path)], "--plot .* is a directory"),
+    ):
+        assert main(["rules", "--snr_filename", str(path), *options]) != 0
+        assert re.search(said, capsys.readouterr().err)
+        assert path.read_bytes() == trained[2].read_bytes()
+        assert not out.exists()
+
+
+def test_a_name_with_dollars_is_drawn_as_it_is():
+    figure = draw_snr([Record(1, r"a.$\\frac$", (4, 6), (1,), 2.0)])
+    figure.savefig(io.BytesIO(), format="png")
