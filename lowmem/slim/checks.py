@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowmem.slim.eager import is_dtensor
+from lowmem.slim.uses import refuse_lazy
 
 
 def listed(params: Iterable[Any]) -> list[dict[str, Any]]:
@@ -76,6 +77,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def refuse_param(param: Tensor, names: list[str]) -> None:
+    refuse_lazy(param, repr(names[0]) if names else "a parameter")
     shown = repr(names[0]) if names else f"a parameter of shape {tuple(param.shape)}"
     if param.is_complex():
         raise ValueError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from lowmem.slim.eager import is_dtensor
 from lowmem.slim.matching import RuleBook
 from lowmem.slim.rulesfile import Axes, Split, fit_rule, parse_rules, read_rules
 from lowmem.slim.table1 import Decision, LayerMap, is_compressible, read_layer_map
-from lowmem.slim.uses import model_names
+from lowmem.slim.uses import canonical, model_names
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Resolver:
             for param in model.parameters():
                 self.names[param] = names[id(param)]
                 self.decisions[param] = decisions[id(param)]
-        self.has_model = model is not None
+        self.every_name = [name for several in self.names.values() for name in several]
 
     @property
     def ruled(self) -> bool:
@@ -111,13 +112,34 @@ class Resolver:
         if self.book is not None:
             names = [name for _, several in every for name in several]
             names += [name for entry in known for name in entry.names]
-            names += [name for several in self.names.values() for name in several]
-            self.book.check_names(names)
+            self.book.check_names([*names, *self.every_name])
+        if self.layer_map is not None and not known:
+            self._report_idle_patterns([name for _, several in every for name in several])
         decisions = self._decide(every)
         return [
             self._entry(param, names, decision)
             for (param, names), decision in zip(every, decisions, strict=True)
         ]
+
+    def for_pickling(self, kept: Collection[Tensor]) -> Resolver:
+        """A copy that holds no tensors of the model but those that the optimizer has."""
+        lean = copy.copy(self)
+        lean.names = {p: names for p, names in self.names.items() if p in kept}
+        lean.decisions = {p: decision for p, decision in self.decisions.items() if p in kept}
+        return lean
+
+    def _report_idle_patterns(self, names: Sequence[str]) -> None:
+        assert self.layer_map is not None
+        paths = {f".{canonical(name)}." for name in [*names, *self.every_name]}
+        idle = [
+            f"{pattern!r} ({layer_type})"
+            for layer_type, patterns in self.layer_map.items()
+            for pattern in patterns
+            if not any(f".{pattern}." in path for path in paths)
+        ]
+        if idle:
+            more = f" and {len(idle) - 10} more" if len(idle) > 10 else ""
+            logger.warning("the layer map names no parameter by %s%s", ", ".join(idle[:10]), more)
 
     def _need_names(self, params: Sequence[tuple[Tensor, list[str]]]) -> None:
         nameless = sum(not names for _, names in params)

@@ -248,7 +248,7 @@ class SlimAdamW(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {
             **super().__getstate__(),
-            "_resolver": self._resolver,
+            "_resolver": self._resolver.for_pickling(self._entries),
             "_entries": self._entries,
         }
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 Path = tuple[str, ...]
 
@@ -71,6 +72,7 @@ def uses_of_model(model: nn.Module) -> list[Use]:
     modules = {canonical(name): module for name, module in _modules(model)}
     found = []
     for name, param in model.named_parameters(remove_duplicate=False):
+        refuse_lazy(param, repr(name))
         path, leaf = _cut(canonical(name))
         use = Use(canonical(name), tuple(param.shape), path, leaf, id(param))
         use.owner = modules.get(".".join(path))
@@ -78,6 +80,15 @@ def uses_of_model(model: nn.Module) -> list[Use]:
         _orient_by_module(use)
         found.append(use)
     return found
+
+
+def refuse_lazy(param: Tensor, shown: str) -> None:
+    """Refuse a parameter that has no shape yet."""
+    if is_lazy(param):
+        raise ValueError(
+            f"{shown} has no shape yet: it is of a lazy module (nn.LazyLinear and its kin), which "
+            "gets its parameters in the first forward pass. Run one before making the optimizer"
+        )
 
 
 def uses_of_names(shapes: Mapping[str, tuple[int, ...]]) -> list[Use]:

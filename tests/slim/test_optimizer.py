@@ -446,3 +446,20 @@ def test_a_submodule_called_module_is_not_its_parent(given_model):
     )
     first.load_state_dict(compressed)
     assert first.state[model.module.weight]["exp_avg_sq"].shape == (4, 1)
+
+
+@pytest.mark.parametrize("rules", ["table1", {"head.weight": [1]}])
+def test_a_pickle_holds_none_of_the_weights_that_are_left_out(rules):
+    model = nn.ModuleDict({"frozen": nn.Linear(500, 500), "head": nn.Linear(4, 3)})
+    named = dict(model.named_parameters())
+    head = [(name, named[name]) for name in ("head.weight", "head.bias")]
+    optimizer = SlimAdamW(head, model=model, rules=rules)
+    pickled = pickle.dumps(optimizer)
+    assert len(pickled) < 500 * 500
+    loaded = pickle.loads(pickled)
+    assert [row.name for row in loaded.report().rows] == ["head.weight", "head.bias"]
+    assert [row.axes for row in loaded.report().rows] == [
+        row.axes for row in optimizer.report().rows
+    ]
+    optimizer.add_param_group({"params": [("frozen.bias", named["frozen.bias"])]})
+    loaded.add_param_group({"params": [("more.weight", nn.Parameter(torch.randn(3, 4)))]})

@@ -202,3 +202,32 @@ def test_a_parameter_that_changed_its_shape_is_not_stepped_on():
     with pytest.raises(ValueError, match="new optimizer"):
         optimizer.step()
     assert torch.equal(p, torch.ones(8, 4))
+
+
+def test_lazy_parameters_say_what_to_do_first(tmp_path):
+    lazy = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
+    for make in (
+        lambda: SlimAdamW(lazy.parameters()),
+        lambda: SlimAdamW(lazy.named_parameters(), rules={"1.weight": [1]}),
+        lambda: SlimAdamW(lazy[1].parameters(), model=lazy, rules="table1"),
+        lambda: table1_rules(lazy),
+    ):
+        with pytest.raises(ValueError, match=r"no shape yet.*LazyLinear"):
+            make()
+    lazy(torch.ones(1, 5))
+    SlimAdamW(lazy.named_parameters(), rules={"0.weight": [1]})
+
+
+def test_names_of_a_layer_map_that_match_nothing_are_reported(tmp_path, caplog):
+    path = tmp_path / "map.json"
+    path.write_text('{"mlp_up": ["c_fc", "mlp.c_fcc"], "lm_head": ["hed"]}')
+    model = TinyGPT()
+    for given in ({}, {"model": model}):
+        caplog.clear()
+        SlimAdamW(model.named_parameters(), layer_map_path=path, **given)
+        assert "'mlp.c_fcc' (mlp_up), 'hed' (lm_head)" in caplog.text
+        assert "'c_fc'" not in caplog.text
+    path.write_text('{"mlp_up": ["c_fc"], "lm_head": ["lm_head"]}')
+    caplog.clear()
+    SlimAdamW(model.named_parameters(), layer_map_path=path, model=model)
+    assert "layer map names" not in caplog.text
