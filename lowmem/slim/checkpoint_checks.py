@@ -40,6 +40,8 @@ def _check_group(group: Any, shown: str) -> None:
         raise ValueError(f"{shown} is no parameter group: {group!r:.80}")
     if not all(isinstance(key, (int, str)) for key in group["params"]):
         raise ValueError(f"{shown} must hold numbers of parameters, got {group['params']!r:.80}")
+    if len(set(group["params"])) != len(group["params"]):
+        raise ValueError(f"{shown} holds a parameter twice: {group['params']!r:.80}")
     missing = [name for name in ("lr", "betas", "eps", "weight_decay") if name not in group]
     if missing:
         raise ValueError(f"{shown} lacks {', '.join(missing)}: it is not of an Adam optimizer")

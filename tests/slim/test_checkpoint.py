@@ -304,6 +304,7 @@ DAMAGES = {
     "no eps, no decay": without("eps", "weight_decay"),
     "no params": without("params"),
     "odd params": of_group(params=[[0], [1]]),
+    "a parameter twice": of_group(params=[0, 0]),
     "negative lr": of_group(lr=-1),
     "lr in words": of_group(lr="x"),
     "one beta": of_group(betas=(0.9,)),
