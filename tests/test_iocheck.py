@@ -92,7 +92,7 @@ def test_fio_commands_say_the_same_job(report: IOReport) -> None:
 
 def test_progress_grows_to_one(empty: Path) -> None:
     seen: list[tuple[float, str]] = []
-    iocheck(empty, **TABLE, seconds=1, on_progress=lambda done, what: seen.append((done, what)))
+    iocheck(empty, **TABLE, seconds=4, on_progress=lambda done, what: seen.append((done, what)))
     fractions = [fraction for fraction, _ in seen]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
