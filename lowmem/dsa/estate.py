@@ -206,7 +206,7 @@ class Estate:
 
     # -- commit ------------------------------------------------------------------------
 
-    def commit(self, numbers: Mapping[Tensor, int] | None = None) -> Commit:
+    def commit(self) -> Commit:
         """Make the tables' present steps the ones to come back to.
 
         Raises:
