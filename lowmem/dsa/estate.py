@@ -156,15 +156,16 @@ class Estate:
         store = RowStore.create(
             self.folder.table_path(number), table_shape(param)[0], Table.layout(param), name=label
         )
-        table = Table(param, store, self._prefetch, label)
+        journal = None
         try:
+            table = Table(param, store, self._prefetch, label)
             if self._journaled:
-                table.journal = Journal(store, sync=self._sync, fresh=True)
-                table.journal.attach(0)
+                table.journal = journal = Journal(store, sync=self._sync, fresh=True)
+                journal.attach(0)
             self._mark_used(table)
         except BaseException:
-            if table.journal is not None:
-                table.journal.close()
+            if journal is not None:
+                journal.close()
             store.close()
             self.folder.remove(number)
             raise

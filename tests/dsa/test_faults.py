@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dsa_faults import STEPS, Net, assert_same, flip, in_child, one_step, outcome, run
+from dsa_faults import LATE, STEPS, Net, assert_same, flip, in_child, one_step, outcome, run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -331,6 +331,26 @@ def test_readers_in_other_threads_change_nothing(whole_run):
         assert seen
         assert not errors
         assert_same(outcome(net, opt), whole_run)
+
+
+@pytest.mark.parametrize("place", ["Table", "Journal", "Estate._mark_used"])
+def test_a_table_that_cannot_be_made_leaves_nothing_and_can_be_made_later(monkeypatch, place):
+    from lowmem.dsa import estate
+
+    def out_of_memory(*args, **kwargs):
+        raise MemoryError("after the file was made")
+
+    net = Net()
+    with DSA(net.parameters(), lr=0.1, directory="m") as opt:
+        one_step(net, opt, 0)
+        before = {path.name for path in Path("m").iterdir()}
+        with monkeypatch.context() as patch:
+            holder = estate if "." not in place else estate.Estate
+            patch.setattr(holder, place.rpartition(".")[2], out_of_memory)
+            with pytest.raises(MemoryError):
+                one_step(net, opt, LATE)
+        assert {path.name for path in Path("m").iterdir()} == before
+        one_step(net, opt, LATE)
 
 
 # -- inside a step ---------------------------------------------------------------------
