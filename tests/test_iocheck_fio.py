@@ -23,11 +23,14 @@ TOLERANCE = 0.25
 ATTEMPTS = 6
 SIZE = 256 << 20
 JOBS = {
+    "sequential_write_qd1": ("write", 1 << 20, 1),
     "sequential_write_qd32": ("write", 1 << 20, 32),
     "sequential_read_qd32": ("read", 1 << 20, 32),
     "sequential_read_qd1": ("read", 1 << 20, 1),
     "random_read_qd1": ("randread", 4096, 1),
     "random_read_qd32": ("randread", 4096, 32),
+    "random_write_qd1": ("randwrite", 4096, 1),
+    "random_write_qd32": ("randwrite", 4096, 32),
 }
 
 
@@ -84,6 +87,7 @@ def test_rates_agree_with_fio(path: Path, name: str) -> None:
     for _ in range(ATTEMPTS):
         theirs, mine = fio(path, *JOBS[name]), ours(path, *JOBS[name])
         seen.append(mine / theirs)
+        print(f"{name}: ours {mine / 1e6:,.0f}, fio {theirs / 1e6:,.0f} MB/s, {seen[-1]:.2f}")
         if abs(seen[-1] - 1) <= TOLERANCE:
             return
     pytest.fail(f"{name}: ours over fio's was {[round(ratio, 2) for ratio in seen]}")
