@@ -90,7 +90,7 @@ def _beside(path: Path) -> str:
 def _state(header: Header, number: int, commit: Commit | None) -> str:
     back = ""
     if commit is not None and number in commit.tables and header.journaled:
-        back = f", can go back to the commit at step {commit.tables[number][1]:,}"
+        back = f", can go back to the commit at step {commit.tables[number].step:,}"
     if header.clean:
         return f"closed cleanly at step {header.step:,}{back}"
     return f"not closed cleanly{back or ', and there is no commit to go back to'}"
@@ -143,7 +143,7 @@ def _check(folder: StoreFolder, number: int, commit: Commit | None) -> str:
         store = RowStore.open(path, recover=True)
         stack.callback(store.close)
         named = commit is not None and number in commit.tables
-        if commit is not None and named and commit.tables[number][0] != store.header.identity:
+        if commit is not None and named and commit.tables[number].identity != store.header.identity:
             return "not sound: the last commit names another store. Parts of two were mixed"
         if not store.header.clean and not (named and store.header.journaled):
             return "not sound: not closed cleanly, and there is no commit to go back to"

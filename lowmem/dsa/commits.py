@@ -16,7 +16,7 @@ import stat
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowmem.dsa.store import StoreError
 
@@ -26,20 +26,28 @@ _ENDS = 1 << 16
 _LARGEST = 1 << 20  # bytes; a record has a line a table
 
 
+class Point(NamedTuple):
+    """What one table comes back to: a store, its step, and the training it is a step of."""
+
+    identity: str
+    step: int
+    history: str
+
+
 @dataclass(frozen=True)
 class Commit:
     """A step to come back to.
 
     Attributes:
         epoch: counts the commits of a folder, from 1.
-        tables: ``{number: (store identity, step)}``.
+        tables: by their number.
     """
 
     epoch: int
-    tables: dict[int, tuple[str, int]] = field(default_factory=dict)
+    tables: dict[int, Point] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        tables = {str(n): [identity, step] for n, (identity, step) in self.tables.items()}
+        tables = {str(number): list(point) for number, point in self.tables.items()}
         return {"format": 1, "epoch": self.epoch, "tables": tables}
 
     @classmethod
@@ -49,14 +57,16 @@ class Commit:
         epoch, tables = fields.get("epoch"), fields.get("tables")
         if type(epoch) is not int or not 1 <= epoch < 1 << 48 or not isinstance(tables, dict):
             raise ValueError("its epoch or its tables are missing")
-        read: dict[int, tuple[str, int]] = {}
+        read: dict[int, Point] = {}
         for number, entry in tables.items():
-            if not _NUMBER.fullmatch(number) or not isinstance(entry, list) or len(entry) != 2:
+            if not _NUMBER.fullmatch(number) or not isinstance(entry, list) or len(entry) != 3:
                 raise ValueError(f"table {number!r:.40} is no table")
-            identity, step = entry
-            if not isinstance(identity, str) or type(step) is not int or not 0 <= step < 1 << 48:
-                raise ValueError(f"table {number} has no identity and step")
-            read[int(number)] = identity, step
+            identity, step, history = entry
+            if not isinstance(identity, str) or not isinstance(history, str):
+                raise ValueError(f"table {number} has no identity and history")
+            if type(step) is not int or not 0 <= step < 1 << 48:
+                raise ValueError(f"table {number} has no step")
+            read[int(number)] = Point(identity, step, history)
         return cls(epoch, read)
 
 

@@ -19,8 +19,9 @@ from typing import Literal
 from torch import Tensor
 
 from lowmem.dsa import commits, interrupts, recovery, transfer
-from lowmem.dsa.commits import Commit
+from lowmem.dsa.commits import Commit, Point
 from lowmem.dsa.folder import Mode, StoreFolder
+from lowmem.dsa.history import History
 from lowmem.dsa.journal import Journal
 from lowmem.dsa.residency import Prefetch
 from lowmem.dsa.store import (
@@ -118,24 +119,23 @@ class Estate:
 
     def roll_back(self, table: Table, number: int) -> None:
         """Bring a sound store back to the last commit."""
-        step = self.committed_step(number)
-        if table.journal is None or step is None:
+        point = self.committed_point(number)
+        if table.journal is None or point is None:
             raise StoreError(f"{table.label}: there is no commit to go back to")
         with interrupts.whole(), self.changing():
             rows = table.journal.roll_back()
-            table.step = step
+            table.step = point.step
+            table.store.history = History(point.history, point.step)
         log.warning(
             "%s: rolled %s rows back to the commit at step %s",
             table.label,
             f"{rows:,}",
-            f"{step:,}",
+            f"{point.step:,}",
         )
 
-    def committed_step(self, number: int) -> int | None:
-        """The step that a table can come back to, or ``None``."""
-        if self._commit is None or number not in self._commit.tables:
-            return None
-        return self._commit.tables[number][1]
+    def committed_point(self, number: int) -> Point | None:
+        """What a table can come back to, or ``None``."""
+        return None if self._commit is None else self._commit.tables.get(number)
 
     def made_after_commit(self, number: int) -> bool:
         """Whether going back to the last commit means that this store is not there."""
@@ -237,9 +237,9 @@ class Estate:
                 if self._sync:
                     table.journal.flush()
                     table.store.flush()
-            tables[self.folder.number(table.store.path)] = (
-                table.store.header.identity,
-                table.step,
+            store = table.store
+            tables[self.folder.number(store.path)] = Point(
+                store.header.identity, table.step, store.history.at(table.step)
             )
         return Commit((self._commit.epoch if self._commit else 0) + 1, tables)
 
@@ -339,7 +339,8 @@ class Estate:
             if self._sync:
                 table.store.flush()
         for table in self.tables.values():
-            table.store.mark(step=table.step, clean=True)
+            history = table.store.history.at(table.step)
+            table.store.mark(step=table.step, history=history, clean=True)
             if self._sync:
                 table.store.flush()
 

@@ -50,14 +50,14 @@ def recover(folder: StoreFolder, *, sync: bool, after_restart: bool = False) -> 
         folder.remove(number)
     with contextlib.ExitStack() as stack:
         opened = []
-        for number, (_, step) in commit.tables.items():
+        for number, point in commit.tables.items():
             store = RowStore.open(folder.table_path(number), recover=True)
             stack.callback(store.close)
             journal = Journal(store, sync=sync)
             stack.callback(journal.close)
             journal.attach(commit.epoch)
-            opened.append((store, journal, step))
-        for store, journal, step in opened:
+            opened.append((store, journal, point))
+        for store, journal, point in opened:
             store.mark(clean=False)  # a table that was clean must not pass for it half way
             rows = journal.roll_back()
             if sync:
@@ -68,10 +68,10 @@ def recover(folder: StoreFolder, *, sync: bool, after_restart: bool = False) -> 
                 "themselves: load the checkpoint of that step",
                 store.header.name or store.path,
                 f"{rows:,}",
-                f"{step:,}",
+                f"{point.step:,}",
             )
-        for store, _, step in opened:
-            store.mark(step=step, committed_step=step, clean=True)
+        for store, _, (_, step, history) in opened:
+            store.mark(step=step, committed_step=step, history=history, clean=True)
             if sync:
                 store.flush()
     return commit
@@ -91,7 +91,7 @@ def this_boot() -> str:
 
 
 def _require_same(folder: StoreFolder, commit: Commit, headers: dict[int, Header]) -> None:
-    for number, (identity, _) in commit.tables.items():
+    for number, (identity, _, _) in commit.tables.items():
         path = folder.table_path(number)
         if number not in headers:
             raise StoreError(f"{path} is missing; the folder's last commit names it")

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowmem.dsa.commits import Point
 from lowmem.dsa.estate import Estate
+from lowmem.dsa.history import History
 from lowmem.dsa.store import StoreError
 from lowmem.dsa.table import Table, table_shape
 
@@ -53,6 +55,7 @@ def save(
                 "identity": table.store.header.identity,
                 "rows": table.store.rows,
                 "step": table.step,
+                "history": table.store.history.at(table.step),
             }
         saved["state"][number] = entry
     saved["param_groups"] = plain(saved["param_groups"])
@@ -111,7 +114,7 @@ def check(
         table = estate.tables.get(param)
         reference = ours["stores"].get(saved_number) if ours else None
         if reference is not None:
-            if _check_store(reference, table, label, estate.committed_step(number)):
+            if _check_store(reference, table, label, estate.committed_point(number)):
                 rolled_back.append(number)
         elif entry and _belongs_on_disk(state_dict, saved_number, table, param in in_memory):
             for name in _MOMENTS:
@@ -163,6 +166,7 @@ def _require_form(states: Any) -> None:
         isinstance(entry, Mapping)
         and isinstance(entry.get("identity"), str)
         and type(entry.get("step")) is int
+        and isinstance(entry.get("history"), str)
         for entry in stores.values()
     ):
         raise problem
@@ -181,7 +185,7 @@ def _belongs_on_disk(
 
 
 def _check_store(
-    reference: Mapping[str, Any], table: Table | None, label: str, committed: int | None
+    reference: Mapping[str, Any], table: Table | None, label: str, committed: Point | None
 ) -> bool:
     """Whether the store must be rolled back to its last commit to fit; raises if it cannot."""
     if table is None:
@@ -196,14 +200,22 @@ def _check_store(
             f"{label}: the state dict belongs to store {reference['identity']}; "
             f"{table.store.path} is {header.identity}"
         )
-    step = reference["step"]
-    if table.step != step and committed != step:
-        back = f" and can go back to step {committed:,}" if committed is not None else ""
+    step, history = reference["step"], reference["history"]
+    if (step, history) == (table.step, table.store.history.at(table.step)):
+        return False
+    if committed is not None and (step, history) == (committed.step, committed.history):
+        return True
+    if step == table.step or (committed is not None and step == committed.step):
         raise StoreError(
-            f"{label}: the state dict was saved at step {step:,}; the store stands at "
-            f"step {table.step:,}{back}. Load the checkpoint of that step, or start anew"
+            f"{label}: the state dict was saved at step {step:,} of another training of this "
+            "store: in between it was rolled back, taken from a copy or a backup, or given other "
+            "moments. Load the checkpoint that this training saved, or start anew"
         )
-    return bool(table.step != step)
+    back = f" and can go back to step {committed.step:,}" if committed is not None else ""
+    raise StoreError(
+        f"{label}: the state dict was saved at step {step:,}; the store stands at "
+        f"step {table.step:,}{back}. Load the checkpoint of that step, or start anew"
+    )
 
 
 def protect(table: Table) -> None:
@@ -226,3 +238,4 @@ def write(table: Table, entry: Mapping[str, Any]) -> None:
             },
         )
     table.step = int(entry["step"])
+    table.store.history = History()

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from lowmem.dsa import interrupts
+from lowmem.dsa.history import History
 from lowmem.dsa.layout import RowLayout
 from lowmem.env import available_memory_bytes
 from lowmem.kernels.threads import run_parallel, thread_count
@@ -58,7 +59,8 @@ class Header:
 
     ``step`` is right while ``clean``; ``journaled`` says that every change of a row since the
     folder's commit has its old bytes in the undo journal, and ``boot`` names the start of the
-    machine that must not have ended since for that to hold (empty: it may have).
+    machine that must not have ended since for that to hold (empty: it may have). ``history``
+    names the training that the rows at ``step`` come from.
     """
 
     identity: str
@@ -70,6 +72,7 @@ class Header:
     journaled: bool = False
     name: str = ""
     boot: str = ""
+    history: str = ""
 
     def to_bytes(self, sequence: int) -> bytes:
         payload = json.dumps(
@@ -83,6 +86,7 @@ class Header:
                 "journaled": self.journaled,
                 "name": short_name(self.name),
                 "boot": self.boot,
+                "history": self.history,
             }
         ).encode()
         if len(payload) > _SLOT_BYTES - _PREFIX.size:
@@ -100,16 +104,18 @@ class Header:
         if any(type(n) is not int or not 0 <= n < 1 << 48 for n in numbers) or numbers[0] == 0:
             raise ValueError(f"rows, step and committed_step are {numbers}")
         identity, name = fields.get("identity"), fields.get("name")
-        boot = fields.get("boot", "")
+        boot, history = fields.get("boot", ""), fields.get("history", "")
         clean, journaled = fields.get("clean"), fields.get("journaled")
-        if not isinstance(identity, str) or not isinstance(name, str) or not isinstance(boot, str):
-            raise ValueError("identity, name or boot is no text")
+        if not all(isinstance(text, str) for text in (identity, name, boot, history)):
+            raise ValueError("identity, name, boot or history is no text")
         if not identity.isascii() or not 0 < len(identity) <= 32:
             raise ValueError(f"identity {identity!r:.40} is not up to 32 plain letters")
+        if not history.isascii() or len(history) > 32:
+            raise ValueError(f"history {history!r:.40} is not up to 32 plain letters")
         if type(clean) is not bool or type(journaled) is not bool:
             raise ValueError("a flag is neither true nor false")
         rows, step, committed = (int(n) for n in numbers if n is not None)
-        return cls(identity, rows, layout, step, committed, clean, journaled, name, boot)
+        return cls(identity, rows, layout, step, committed, clean, journaled, name, boot, history)
 
 
 def short_name(name: str) -> str:
@@ -214,11 +220,14 @@ class RowStore:
     Attributes:
         fields: ``{field name: array (rows, count)}``, views of the mapped file.
         raw: the rows as uint8, ``(rows, row_bytes)``.
+        history: which training the rows come from.
     """
 
     def __init__(self, path: Path, file: int, header: Header, sequence: int) -> None:
         self.path = path
         self.header = header
+        # Rows that a crash left half way are like no others.
+        self.history = History(header.history, header.step) if header.clean else History()
         self._sequence = sequence
         self._file = file
         self._map = mmap.mmap(file, self.file_bytes)

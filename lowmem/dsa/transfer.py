@@ -266,7 +266,13 @@ class _Target:
 def _rows_source(store: RowStore, step: int) -> Source:
     """A store's file as a clean close at ``step`` would leave it, read past the map."""
     clean = replace(
-        store.header, step=step, committed_step=step, clean=True, journaled=False, boot=""
+        store.header,
+        step=step,
+        committed_step=step,
+        clean=True,
+        journaled=False,
+        boot="",
+        history=store.history.at(step),
     )
     head = clean.to_bytes(1).ljust(HEADER_BYTES, b"\0")
 
