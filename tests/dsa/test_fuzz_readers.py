@@ -39,7 +39,7 @@ scalars = (
 keys = st.sampled_from(
     ["format", "epoch", "tables", "target", "fingerprint", "stores", "files", "block_bytes", "rows",
      "0", "²", "-1", "table-000.rows", "table-000.sums", "identity", "layout", "step", "name",
-     "committed_step", "clean", "journaled", "boot", "dtype", "count"]
+     "committed_step", "clean", "journaled", "boot", "history", "dtype", "count"]
 )  # fmt: skip
 documents = st.recursive(
     scalars,
@@ -86,6 +86,7 @@ def test_json_that_lies(folder):
                 "journaled": st.booleans(),
                 "name": scalars,
                 "boot": scalars,
+                "history": scalars,
             }
         ),
     )

@@ -157,6 +157,8 @@ def test_an_unclean_store_that_is_taken_as_it_is_matches_no_state_dict():
     opt._finalizer.detach()  # as a crash leaves it
     opt._estate.folder.release()
     net = Net()
-    with DSA(net.parameters(), lr=0.1, directory="m", mode="resume-unclean") as opt:
-        with pytest.raises(StoreError, match=r"saved at step 8; the store stands at step 0"):
-            opt.load_state_dict(saved)
+    with (
+        DSA(net.parameters(), lr=0.1, directory="m", mode="resume-unclean") as opt,
+        pytest.raises(StoreError, match=r"saved at step 8; the store stands at step 0"),
+    ):
+        opt.load_state_dict(saved)
