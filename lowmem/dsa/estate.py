@@ -44,6 +44,7 @@ class Estate:
 
     Attributes:
         tables: the parameters that have a row store.
+        half_done: an error ended a step in its middle, so there is nothing to go on with.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Estate:
         self.closed = False
         self._ready = False
         self._busy = _Busy()
-        self._half_done = False
+        self.half_done = False
         self._mode = mode
         self._prefetch = prefetch
         self._pid = os.getpid()
@@ -194,12 +195,12 @@ class Estate:
         try:
             yield
         except BaseException:
-            self._half_done = True
+            self.half_done = True
             raise
 
     def require_whole(self) -> None:
         """Raise when a step was ended half way."""
-        if self._half_done:
+        if self.half_done:
             raise RuntimeError(
                 "a step of this DSA was ended half way by an error: weights and moments are not "
                 'of one step. close() it, and go on from the last commit with mode="resume"'
@@ -316,7 +317,7 @@ class Estate:
                         "sparse=True",
                         self.folder.path,
                     )
-                if self._ready and self.tables and not (self._half_done or self.folder.scratch):
+                if self._ready and self.tables and not (self.half_done or self.folder.scratch):
                     self._mark_clean()
             finally:
                 for table in self.tables.values():

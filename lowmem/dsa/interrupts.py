@@ -12,6 +12,7 @@ from typing import Any
 # calls; this runs at every step.
 _get = getattr(signal, "_signal", signal).getsignal
 _set = getattr(signal, "_signal", signal).signal
+_SIGINT = int(signal.SIGINT)
 _MAIN = threading.main_thread
 
 
@@ -24,10 +25,10 @@ class whole:
         self._pending: list[FrameType | None] = []
         self._before: Callable[[int, FrameType | None], Any] | int | None = None
         # Python raises KeyboardInterrupt in the main thread only.
-        if threading.current_thread() is _MAIN():
-            before = _get(signal.SIGINT)
+        if threading.get_ident() == _MAIN().ident:
+            before = _get(_SIGINT)
             if before is not None:  # None: a handler that was not installed from Python
-                _set(signal.SIGINT, self._note)
+                _set(_SIGINT, self._note)
                 self._before = before
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -37,6 +38,6 @@ class whole:
         before = self._before
         if before is None:
             return
-        _set(signal.SIGINT, before)
+        _set(_SIGINT, before)
         if self._pending and callable(before):
-            before(signal.SIGINT, self._pending[-1])
+            before(_SIGINT, self._pending[-1])

@@ -74,6 +74,7 @@ class Journal:
         epoch: the commit that the journal leads back to; 0 while there is none, when
             touched rows are only remembered.
         records: complete records in the journal.
+        touched_address: where the bitmap of rows touched since the commit lies, a bit a row.
     """
 
     def __init__(self, store: RowStore, *, sync: bool, fresh: bool = False) -> None:
@@ -88,6 +89,7 @@ class Journal:
         self._file = -1
         self._file_epoch = -1
         self._touched = np.zeros((store.rows + 7) // 8, np.uint8)
+        self.touched_address = int(self._touched.ctypes.data)
         self._words: NDArray[np.uint64] = store.raw.view(np.uint64)
         self._zero = _zero_hash(store.layout.row_bytes)
         self._sums = self._open_sums(fresh)

@@ -88,7 +88,9 @@ class DSA(Optimizer):
         prefetch: Prefetch = "auto",
         durability: Durability = "process",
     ) -> None:
-        from lowmem.kernels import cpu  # numba: half a second that `import lowmem` does not take
+        # Numba, and the kernels compiled or loaded from its cache: what `import lowmem` and
+        # the first step do not wait for.
+        from lowmem.kernels import cpu, ids  # noqa: F401
 
         _require_choice("mode", mode, ("create", "resume", "overwrite", "resume-unclean"))
         _require_choice("prefetch", prefetch, ("auto", "always", "never"))
@@ -102,7 +104,6 @@ class DSA(Optimizer):
         self._labels: dict[Tensor, str] = {}
         defaults = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
         super().__init__(params, defaults)
-        cpu.warm_up()
         estate = Estate(directory, mode, prefetch, durability)
         try:
             estate.adopt(self._numbers, self._labels)
@@ -142,7 +143,6 @@ class DSA(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step on every parameter that has a gradient.
 
@@ -193,9 +193,15 @@ class DSA(Optimizer):
         """
         estate = self._open_estate()
         group = self._group_of(param)
+        indices, row_grads = torch.as_tensor(indices), torch.as_tensor(row_grads)
+        if indices.dim() != 1:
+            raise ValueError(
+                f"{self._labels[param]}: indices must have one dimension, not shape "
+                f"{tuple(indices.shape)}"
+            )
         with estate.busy:
             table = self._table(param)
-            touched = table.touched(torch.as_tensor(indices), torch.as_tensor(row_grads))
+            touched = table.touched(indices, row_grads)
             self._update(estate, [(table, touched, group)], [])
 
     @staticmethod
@@ -205,7 +211,7 @@ class DSA(Optimizer):
                 f"{table.label}: the gradient has {grad.sparse_dim()} sparse dimensions; DSA "
                 "updates whole rows, so it needs exactly one"
             )
-        return table.touched(grad._indices()[0], grad._values())
+        return table.touched(grad._indices(), grad._values())
 
     def _update(
         self,
@@ -230,11 +236,15 @@ class DSA(Optimizer):
             self._init_in_memory(in_memory)
         for table, touched, _ in sparse:
             table.prepare(touched)
-        with interrupts.whole(), estate.changing():
-            for table, touched, scalars in work:
-                table.update(touched, scalars)
-            for group, in_memory in dense:
-                self._step_in_memory(group, in_memory)
+        with interrupts.whole():
+            try:
+                for table, touched, scalars in work:
+                    table.update(touched, scalars)
+                for group, in_memory in dense:
+                    self._step_in_memory(group, in_memory)
+            except BaseException:
+                estate.half_done = True
+                raise
 
     def _init_in_memory(self, params: list[Tensor]) -> None:
         for param in params:
@@ -251,6 +261,7 @@ class DSA(Optimizer):
                     "optimizer after resizing or moving a model"
                 )
 
+    @torch.no_grad()
     def _step_in_memory(self, group: dict[str, Any], params: list[Tensor]) -> None:
         adam(
             params,

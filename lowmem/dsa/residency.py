@@ -8,7 +8,6 @@ a few steps in a row was resident.
 
 from __future__ import annotations
 
-import sys
 from typing import Literal
 
 import numpy as np
@@ -22,15 +21,6 @@ _SAMPLES = 64
 _CALM_STEPS = 3
 
 
-def _major_faults() -> int:
-    """Page faults of this process that had to wait for a disk, so far."""
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-
-
 class Residency:
     """Watches one store's faults and asks for missing pages."""
 
@@ -39,29 +29,27 @@ class Residency:
 
         self._store = store
         self._prefetch = prefetch if pages.AVAILABLE else "never"
-        self._faults_before = 0
         self._calm = 0
         self._settled = False
         # A store from an earlier run is most likely on the disk; a new one holds nothing yet.
         resumed = self._prefetch == "auto" and store.header.step > 0
         self.asking = self._prefetch == "always" or resumed
 
-    def before_step(self, rows: np.ndarray) -> None:
-        """Ask for the pages of the sorted ``rows`` if some are likely to be missing."""
-        if self.asking and (self._prefetch == "always" or self._some_missing(rows)):
+    def ask(self, rows: np.ndarray) -> None:
+        """Ask for the pages of the sorted ``rows``, unless a sample of them is in memory."""
+        if rows.size and (self._prefetch == "always" or self._some_missing(rows)):
             self._store.will_need(rows)
-        self._faults_before = _major_faults()
 
-    def after_step(self, rows: int) -> None:
-        """Notice the major faults that a step of ``rows`` rows met."""
-        if self._prefetch != "auto" or self.asking or rows == 0:
+    def after_step(self, rows: int, faults: int) -> None:
+        """Notice the ``faults`` that waited for the disk in a step of ``rows`` rows."""
+        if self._prefetch != "auto" or self.asking:
             return
-        faults = _major_faults() - self._faults_before
         # One fault of a huge page brings megabytes that nobody asked for. Only a store that
         # is being read in, or a new one, has them for a good reason.
         few = 2 if self._store.roomy and self._settled else max(2, _MISSING_SHARE * rows)
-        self._settled = self._settled or faults == 0
-        if faults > few:
+        if not faults:
+            self._settled = True
+        elif faults > few:
             self.asking = True
             self._calm = 0
             if self._store.roomy:

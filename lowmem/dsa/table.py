@@ -43,38 +43,38 @@ class Touched(NamedTuple):
     Valid until the table's next gradient: the keys and the rows are in the table's buffers.
     """
 
-    ids: int
-    shift: int
-    grads: np.ndarray  # float32 (n, dim)
+    grads: Tensor  # float32 (n, dim), contiguous, on the CPU
     rows: np.ndarray  # int64, the different rows, sorted
+    fresh: int  # rows that were not touched since the last commit
     threads: int
-    parts: int
 
 
 class _Buffers:
-    """Arrays of the largest batch so far, and the job that names their addresses.
+    """Arrays for batches of up to ``count`` ids, and the job that names their addresses."""
 
-    Args:
-        count: ids of a batch.
-        parts: slices that the threads share out among them.
-    """
+    def __init__(self, count: int, parts: int, store: RowStore, dim: int) -> None:
+        from lowmem.kernels import ids
 
-    def __init__(self, count: int, parts: int) -> None:
-        from lowmem.kernels import cpu
-
-        self.keys = np.empty(count, np.int64)  # row << shift | position, sorted
+        self.count, self.parts = count, parts
+        self.keys = np.empty((2, count), np.int64)  # row << shift | position; and to sort into
         self.rows = np.empty(count, np.int64)  # the different rows
+        self.digits = np.empty(1 << ids.DIGIT_BITS, np.int64)  # counters of the sort
         self.bounds = np.empty(parts + 1, np.int64)  # slices of the keys; no row is in two
         self.firsts = np.empty(parts, np.int64)  # different rows before each slice
-        self.numbers = np.empty(5, np.float32)
-        self.job = np.zeros(cpu.JOB_SIZE, np.int64)
+        self.scalars = np.empty(5, np.float32)
+        self.job = job = np.zeros(ids.JOB_SIZE, np.int64)
+        self.address = job.ctypes.data
+        job[ids.ROWS], job[ids.DIM], job[ids.STATE] = store.rows, dim, store.address
         for place, array in (
-            (cpu.KEYS, self.keys),
-            (cpu.BOUNDS, self.bounds),
-            (cpu.FIRSTS, self.firsts),
-            (cpu.SCALARS, self.numbers),
+            (ids.KEYS, self.keys[0]),
+            (ids.SPARE, self.keys[1]),
+            (ids.FOUND, self.rows),
+            (ids.DIGITS, self.digits),
+            (ids.BOUNDS, self.bounds),
+            (ids.FIRSTS, self.firsts),
+            (ids.SCALARS, self.scalars),
         ):
-            self.job[place] = array.ctypes.data
+            job[place] = array.ctypes.data
 
 
 def table_shape(param: Tensor) -> tuple[int, int]:
@@ -110,11 +110,12 @@ class Table:
         self.residency = Residency(store, prefetch)
         self.rows, self.dim = table_shape(param)
         self._shape = param.shape
+        self._row_traffic = 7 * 4 * self.dim  # moments and weight twice, gradient once
         self._device = param.device
-        from lowmem.kernels import cpu
+        from lowmem.kernels import cpu, ids
 
-        self._kernels = cpu
-        self._buffers = _Buffers(0, 0)
+        self._ids, self._adam_team = ids, cpu.adam_team
+        self._buffers = _Buffers(0, 1, store, self.dim)
 
     @staticmethod
     def layout(param: Tensor) -> RowLayout:
@@ -130,49 +131,51 @@ class Table:
             ValueError, TypeError: shapes or dtypes that do not fit.
             RuntimeError: the parameter changed its shape or device since its store was made.
         """
-        param, rows, dim = self.param, self.rows, self.dim
+        param = self.param
         if param.shape != self._shape or param.device != self._device:
             raise RuntimeError(
                 f"{self.label} is {tuple(param.shape)} on {param.device} now; its moments were "
                 f"made for {tuple(self._shape)} on {self._device}. Make a new optimizer after "
                 "resizing or moving a model"
             )
-        if indices.dtype not in _WHOLE_NUMBERS:
-            raise TypeError(f"{self.label}: indices must be whole numbers, not {indices.dtype}")
-        if indices.dim() != 1:
-            raise ValueError(
-                f"{self.label}: indices must have one dimension, not shape {tuple(indices.shape)}"
-            )
-        count = indices.shape[0]
-        if row_grads.shape[:1] != (count,) or row_grads.numel() != count * dim:
+        if indices.dtype is not torch.int64 or not _at_hand(indices):
+            indices = self._whole_numbers(indices)
+        if row_grads.dtype is not torch.float32 or not _at_hand(row_grads):
+            row_grads = self._floats(row_grads)
+        count = indices.numel()
+        if row_grads.shape[:1] != (count,) or row_grads.numel() != count * self.dim:
             raise ValueError(
                 f"{self.label}: row gradients have shape {tuple(row_grads.shape)}; "
-                f"{count} indices of rows with {dim} weights need ({count}, {dim})"
+                f"{count} indices of rows with {self.dim} weights need ({count}, {self.dim})"
             )
-        if not row_grads.dtype.is_floating_point:
-            raise TypeError(f"{self.label}: row gradients must be floats, not {row_grads.dtype}")
-        ids = to_host(indices)
-        grads = to_host(row_grads.reshape(count, dim), torch.float32)
-        shift = max(1, int(count).bit_length())
-        traffic = count * 7 * 4 * dim  # moments and weight twice, gradient once
-        threads = min(thread_count(), 1 + traffic // _BYTES_PER_THREAD)
+        threads = min(thread_count(), 1 + count * self._row_traffic // _BYTES_PER_THREAD)
         # More parts than threads: who is held up leaves more to the others.
         parts = 1 if threads == 1 else 4 * threads
         buffers = self._buffers
-        if buffers.keys.size < count or buffers.firsts.size < parts:
-            buffers = self._buffers = _Buffers(count, parts)
-        keys = buffers.keys[:count]
-        bad = self._kernels.pack_keys(ids, rows, shift, keys)
+        if buffers.count < count or buffers.parts < parts:
+            buffers = self._buffers = _Buffers(count, parts, self.store, self.dim)
+        ids, job = self._ids, buffers.job
+        job[ids.COUNT], job[ids.PARTS] = count, parts
+        job[ids.IDS], job[ids.GRADS] = indices.data_ptr(), row_grads.data_ptr()
+        job[ids.TOUCHED] = 0 if self.journal is None else self.journal.touched_address
+        ids.sort_ids.ctypes(buffers.address)
+        bad, unique, fresh = job[ids.BAD : ids.FRESH + 1].tolist()
         if bad >= 0:
             raise IndexError(
-                f"{self.label}: index {ids[bad]} is out of range; the table has {rows:,} rows (0 "
-                f"to {rows - 1:,})"
+                f"{self.label}: index {int(indices.view(-1)[bad])} is out of range; the table "
+                f"has {self.rows:,} rows (0 to {self.rows - 1:,})"
             )
-        keys.sort()
-        unique = self._kernels.divide(
-            keys, shift, parts, buffers.rows, buffers.bounds, buffers.firsts
-        )
-        return Touched(count, shift, grads, buffers.rows[:unique], threads, parts)
+        return Touched(row_grads, buffers.rows[:unique], fresh, threads)
+
+    def _whole_numbers(self, indices: Tensor) -> Tensor:
+        if indices.dtype not in _WHOLE_NUMBERS:
+            raise TypeError(f"{self.label}: indices must be whole numbers, not {indices.dtype}")
+        return to_host(indices, torch.int64)
+
+    def _floats(self, row_grads: Tensor) -> Tensor:
+        if not row_grads.dtype.is_floating_point:
+            raise TypeError(f"{self.label}: row gradients must be floats, not {row_grads.dtype}")
+        return to_host(row_grads, torch.float32)
 
     # -- updating ----------------------------------------------------------------------
 
@@ -182,10 +185,10 @@ class Table:
         Raises:
             OSError: the journal's disk is full; nothing has changed.
         """
-        if touched.rows.size:
-            self.residency.before_step(touched.rows)
-            if self.journal is not None:
-                self.journal.protect(touched.rows)
+        if self.residency.asking:
+            self.residency.ask(touched.rows)
+        if touched.fresh and self.journal is not None:
+            self.journal.protect(touched.rows)
 
     def update(self, touched: Touched, scalars: AdamScalars) -> None:
         """Adam on the touched rows: moments in the store, weights where they are."""
@@ -193,38 +196,37 @@ class Table:
         if touched.rows.size == 0:
             return
         weight = self.param
-        if weight.dtype == torch.float32 and weight.is_cpu and weight.is_contiguous():
-            self._run_kernel(touched, scalars, weight, emit=False)
+        if weight.dtype is torch.float32 and _at_hand(weight):
+            faults = self._run_kernel(touched, scalars, weight, emit=False)
         else:
-            self._update_elsewhere(touched, scalars, weight.detach())
+            faults = self._update_elsewhere(touched, scalars, weight.detach())
         torch.autograd.graph.increment_version(weight)
-        self.residency.after_step(touched.rows.size)
+        self.residency.after_step(touched.rows.size, faults)
 
     def _run_kernel(
         self, touched: Touched, scalars: AdamScalars, target: Tensor, emit: bool
-    ) -> None:
-        cpu, buffers = self._kernels, self._buffers
-        buffers.numbers[:] = scalars
+    ) -> int:
+        """Run the update on ``target``; return how many page faults waited for the disk."""
+        ids, buffers = self._ids, self._buffers
+        buffers.scalars[:] = scalars
         job = buffers.job
-        job[cpu.NEXT], job[cpu.PARTS] = 0, touched.parts
-        job[cpu.COUNT], job[cpu.SHIFT] = touched.ids, touched.shift
-        job[cpu.GRADS], job[cpu.DIM] = touched.grads.ctypes.data, self.dim
-        job[cpu.STATE], job[cpu.ROWS] = self.store.address, self.rows
-        job[cpu.TARGET], job[cpu.EMIT] = target.data_ptr(), emit
-        run_team(cpu.adam_team, job, touched.threads)
+        job[ids.TARGET], job[ids.EMIT] = target.data_ptr(), emit
+        job[ids.NEXT] = job[ids.FAULTS] = 0
+        run_team(self._adam_team, buffers.address, touched.threads)
+        return int(job[ids.FAULTS])
 
-    def _update_elsewhere(self, touched: Touched, scalars: AdamScalars, weight: Tensor) -> None:
+    def _update_elsewhere(self, touched: Touched, scalars: AdamScalars, weight: Tensor) -> int:
         """For weights on another device, of another dtype or not contiguous.
 
         The kernel leaves the negative update of each different row in one buffer, and only
         that buffer crosses to the device: no optimizer state is ever there.
         """
-        count, dim = touched.rows.size, touched.grads.shape[1]
+        count, dim = touched.rows.size, self.dim
         cuda = weight.device.type == "cuda"
         change = torch.empty((count, dim), dtype=torch.float32, pin_memory=cuda)
         rows = torch.empty(count, dtype=torch.int64, pin_memory=cuda)
         rows.numpy()[:] = touched.rows
-        self._run_kernel(touched, scalars, change, emit=True)
+        faults = self._run_kernel(touched, scalars, change, emit=True)
         # Pinned buffers go back to torch's caching allocator, which waits for the copy's
         # stream before it gives them out again.
         rows = rows.to(weight.device, non_blocking=True)
@@ -234,12 +236,13 @@ class Table:
         else:
             # Added in float32 and rounded once, as a kernel on the device would do it.
             weight[rows] = (weight[rows].float() + change).to(weight.dtype)
+        return faults
 
     # -- moments as tensors ------------------------------------------------------------
 
     def read(self, indices: Tensor) -> dict[str, Tensor]:
         """The moments of the rows ``indices``, as CPU tensors of shape ``(n, *row shape)``."""
-        ids = to_host(indices)
+        ids = to_host(indices).numpy()
         rows = self.store.rows
         if ids.size and (ids.min() < 0 or ids.max() >= rows):
             bad = ids[(ids < 0) | (ids >= rows)][0]
@@ -251,13 +254,15 @@ class Table:
         }
 
 
-def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
-    """A contiguous numpy array of the tensor's values, without a copy where none is needed."""
+def _at_hand(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.is_contiguous()
+
+
+def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor in memory, contiguous; the tensor itself where nothing is to be done."""
     if tensor.is_cuda:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         pinned.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream(tensor.device).synchronize()
         tensor = pinned
-    if dtype is not None and tensor.dtype != dtype:
-        tensor = tensor.to(dtype)
-    return tensor.detach().cpu().contiguous().numpy()
+    return tensor.detach().to("cpu", dtype).contiguous()

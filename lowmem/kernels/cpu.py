@@ -1,13 +1,16 @@
 """The fused Adam update of touched rows.
 
 One pass a row: gradient, moments and weight are read once and written once, and no
-temporary of the batch's size is made. Duplicate ids are summed inside the pass. All
-kernels work on *keys*: the row id and the position of its gradient packed into one
-int64, sorted, so that equal ids are neighbours, rows come in the order of the file,
-and the sum of duplicates has one fixed order whatever the number of threads.
+temporary of the batch's size is made. Duplicate ids are summed inside the pass. Rows come
+as the sorted keys of :mod:`lowmem.kernels.ids`.
+
+A row is worked on a cache line at a time, and with each line go the requests for one line
+of each array of a row further on: so the memory is busy while the processor divides.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import llvmlite.ir as ir
 import numpy as np
@@ -15,100 +18,97 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from lowmem.kernels.native import pointer, take_next
+from lowmem.kernels import ids
+from lowmem.kernels.native import add, pointer, prefetch
+from lowmem.kernels.pages import thread_faults
 
-# What may be reassociated without breaking NaN and infinity.
-_FAST = {"contract", "arcp", "nsz", "reassoc"}
-
-_AHEAD = 8  # rows between asking the processor for a line and using it
+_AHEAD = 8  # keys between asking the memory for a row and working on it
+_LINE = 64  # bytes of a cache line
+_LANES = 16  # float32 values in it
 
 
 @intrinsic
-def _prefetch_line(typingctx, address):
-    """Ask the processor for one cache line; no effect but time."""
-    signature = types.void(types.uintp)
+def _adam_line(
+    typing_context: Any, g: Any, m: Any, v: Any, w: Any, sign: Any,
+    one_minus_beta1: Any, one_minus_beta2: Any, step_size: Any, eps: Any,
+) -> Any:  # fmt: skip
+    """Adam on ``_LANES`` values at the addresses ``g, m, v, w``: :func:`_adam_values`, in vectors.
 
-    def codegen(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(
-                ir.VoidType(),
-                [ir.IntType(8).as_pointer(), ir.IntType(32), ir.IntType(32), ir.IntType(32)],
-            ),
-            "llvm.prefetch.p0",
+    Written out because numba does not know that the four places do not overlap, and would
+    check it, or not use vectors at all, in a loop as short as this.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number, lane = ir.FloatType(), ir.IntType(32)
+        line = ir.VectorType(number, _LANES)
+        may = ("contract",)
+
+        def load(address: Any) -> tuple[Any, Any]:
+            place = builder.inttoptr(address, line.as_pointer())
+            return place, builder.load(place, align=4)
+
+        def spread(value: Any) -> Any:
+            one = builder.insert_element(ir.Constant(line, ir.Undefined), value, lane(0))
+            zeros = ir.Constant(ir.VectorType(lane, _LANES), [0] * _LANES)
+            return builder.shuffle_vector(one, ir.Constant(line, ir.Undefined), zeros)
+
+        (_, g), (m_at, m), (v_at, v), (w_at, w) = map(load, args[:4])
+        sign, one_minus_beta1, one_minus_beta2, step_size, eps = map(spread, args[4:])
+        g = builder.fmul(g, sign)
+        m = builder.fadd(
+            m, builder.fmul(builder.fsub(g, m, flags=may), one_minus_beta1, flags=may), flags=may
         )
-        # To read, into the second level: the first has too few places for whole rows.
-        read, level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 1, 1))
-        builder.call(function, [pointer, read, level, data])
+        change = builder.fsub(builder.fmul(g, g, flags=may), v, flags=may)
+        v = builder.fadd(v, builder.fmul(change, one_minus_beta2, flags=may), flags=may)
+        kind = ir.FunctionType(line, [line])
+        root = cgutils.get_or_insert_function(builder.module, kind, f"llvm.sqrt.v{_LANES}f32")
+        below = builder.fadd(builder.call(root, [v]), eps)
+        w = builder.fsub(w, builder.fdiv(builder.fmul(m, step_size), below))
+        for place, value in ((m_at, m), (v_at, v), (w_at, w)):
+            builder.store(value, place, align=4)
         return context.get_dummy_value()
 
-    return signature, codegen
+    place, number = types.uintp, types.float32
+    return types.void(*[place] * 4, *[number] * 5), generate
 
 
-@njit(nogil=True, cache=True)
-def pack_keys(indices, rows, shift, keys):
-    """``keys[i] = indices[i] << shift | i``; the shift holds the largest position.
-
-    Returns the position of the first index outside ``0 … rows - 1``, or -1.
-    """
-    for i in range(indices.size):
-        row = np.int64(indices[i])
-        if row < 0 or row >= rows:
-            return i
-        keys[i] = (row << shift) | i
-    return -1
-
-
-@njit(nogil=True, cache=True)
-def divide(keys, shift, parts, rows, bounds, firsts):
-    """Find the different rows of the sorted keys, and cut the keys into parts.
-
-    Writes the rows into ``rows``, the bounds of the parts into ``bounds`` (``parts + 1``)
-    and the number of different rows before each part into ``firsts``. No row stands in two
-    parts. Returns the number of different rows.
-    """
-    size = keys.size
-    unique = part = 0
-    last = np.int64(-1)
-    for i in range(size):
-        row = keys[i] >> shift
-        if row == last:
-            continue
-        while part < parts and i >= size * part // parts:
-            bounds[part] = i
-            firsts[part] = unique
-            part += 1
-        rows[unique] = row
-        unique += 1
-        last = row
-    while part <= parts:
-        bounds[part] = size
-        if part < parts:
-            firsts[part] = unique
-        part += 1
-    return unique
-
-
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
-def _adam_row(g, m, v, w, sign, one_minus_beta1, one_minus_beta2, step_size, eps):
-    for j in range(g.size):
+@njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy", inline="always")
+def _adam_values(g, m, v, w, start, sign, one_minus_beta1, one_minus_beta2, step_size, eps):
+    for j in range(start, g.size):
         gj = g[j] * sign
         mj = m[j] + (gj - m[j]) * one_minus_beta1
         vj = v[j] + (gj * gj - v[j]) * one_minus_beta2
         m[j] = mj
         v[j] = vj
-        w[j] -= step_size * (mj / (np.sqrt(vj) + eps))
+        w[j] -= (step_size * mj) / (np.sqrt(vj) + eps)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _prefetch_row(array, row):
-    address = array.ctypes.data + row * array.strides[0]
-    for line in range(0, array.shape[1] * array.itemsize, 64):
-        _prefetch_line(np.uintp(address + line))
+def _at(array, row):
+    return np.uintp(array.ctypes.data + row * array.strides[0])
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@njit(nogil=True, cache=True, inline="always")
+def _ask_row(address, size):
+    for offset in range(0, size, _LINE):
+        prefetch(np.uintp(address + offset))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _ask_key(keys, at, lo, hi, shift, grads, state, target, emit):
+    """Ask for what the key at ``at`` will need, if it is one of ``keys[lo:hi]``."""
+    if at >= hi:
+        return
+    row = keys[at] >> shift
+    size = grads.shape[1] * grads.itemsize
+    _ask_row(_at(grads, keys[at] & ((np.int64(1) << shift) - 1)), size)
+    if at == lo or (keys[at - 1] >> shift) != row:
+        _ask_row(_at(state, row), 2 * size)
+        if not emit:
+            _ask_row(_at(target, row), size)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def adam_rows(
     keys, lo, hi, shift, grads, state, target, first, emit,
     sign, one_minus_beta1, one_minus_beta2, step_size, eps,
@@ -121,77 +121,86 @@ def adam_rows(
     """
     dim = grads.shape[1]
     mask = (np.int64(1) << shift) - 1
+    size = np.uintp(dim * grads.itemsize)
     summed = np.empty(dim, np.float32)
     out = first
+    for at in range(lo, min(hi, lo + _AHEAD)):
+        _ask_key(keys, at, lo, hi, shift, grads, state, target, emit)
     i = lo
     while i < hi:
         row = keys[i] >> shift
-        end = i + 1
-        while end < hi and (keys[end] >> shift) == row:
-            end += 1
-        ahead = i + _AHEAD
-        if ahead < hi:
-            next_row = keys[ahead] >> shift
-            _prefetch_row(state, next_row)
-            _prefetch_row(grads, keys[ahead] & mask)
-            if not emit:
-                _prefetch_row(target, next_row)
+        g = grads[keys[i] & mask]
+        i += 1
+        if i < hi and (keys[i] >> shift) == row:
+            for j in range(dim):
+                summed[j] = g[j]
+            while i < hi and (keys[i] >> shift) == row:
+                _ask_key(keys, i - 1 + _AHEAD, lo, hi, shift, grads, state, target, emit)
+                more = grads[keys[i] & mask]
+                for j in range(dim):
+                    summed[j] += more[j]
+                i += 1
+            g = summed
         place = out if emit else row
         if emit:
             target[place, :] = np.float32(0)
-        m = state[row, :dim]
-        v = state[row, dim:]
-        w = target[place]
-        if end == i + 1:
-            g = grads[keys[i] & mask]
-        else:
-            first_grad = grads[keys[i] & mask]
-            for j in range(dim):
-                summed[j] = first_grad[j]
-            for n in range(i + 1, end):
-                more = grads[keys[n] & mask]
-                for j in range(dim):
-                    summed[j] += more[j]
-            g = summed
-        _adam_row(g, m, v, w, sign, one_minus_beta1, one_minus_beta2, step_size, eps)
+        g_at, m_at, w_at = np.uintp(g.ctypes.data), _at(state, row), _at(target, place)
+        # A row that nobody needs to ask for is asked for in vain: cheaper than to choose.
+        ahead = min(i - 1 + _AHEAD, hi - 1)
+        next_row = keys[ahead] >> shift
+        next_g, next_m = _at(grads, keys[ahead] & mask), _at(state, next_row)
+        next_w = w_at if emit else _at(target, next_row)
+        offset = np.uintp(0)
+        for _ in range(dim // _LANES):
+            prefetch(next_g + offset)
+            prefetch(next_m + offset)
+            prefetch(next_m + size + offset)
+            prefetch(next_w + offset)
+            _adam_line(
+                g_at + offset, m_at + offset, m_at + size + offset, w_at + offset,
+                sign, one_minus_beta1, one_minus_beta2, step_size, eps,
+            )  # fmt: skip
+            offset += np.uintp(_LINE)
+        if dim % _LANES:
+            prefetch(next_g + offset)
+            prefetch(next_m + offset)
+            prefetch(next_m + size + offset)
+            prefetch(next_w + offset)
+            # Rows of such a size may begin and end within a line.
+            prefetch(next_g + size - np.uintp(1))
+            prefetch(next_m + size + size - np.uintp(1))
+            prefetch(next_w + (np.uintp(0) if emit else size - np.uintp(1)))
+            _adam_values(
+                g, state[row, :dim], state[row, dim:], target[place], dim // _LANES * _LANES,
+                sign, one_minus_beta1, one_minus_beta2, step_size, eps,
+            )  # fmt: skip
         out += 1
-        i = end
-
-
-# The work of one step, as int64: addresses, sizes and flags, in this order.
-(
-    NEXT, PARTS, BOUNDS, FIRSTS, KEYS, COUNT, SHIFT, GRADS, DIM, STATE, ROWS, TARGET, EMIT, SCALARS,
-    JOB_SIZE,
-) = range(15)  # fmt: skip
 
 
 @cfunc(types.void(types.voidptr), nopython=True, cache=True)
 def adam_team(job_address):
     """:func:`adam_rows` on one part after the other, until all are taken.
 
-    Any number of threads may call it with the same job; each part is done once.
+    Any number of threads may call it with the same job; each part is done once. ``FAULTS``
+    counts the page faults that had to wait for a disk, where the system tells a thread's.
     """
-    job = carray(job_address, (JOB_SIZE,), np.int64)
-    parts, dim, count, rows = job[PARTS], job[DIM], job[COUNT], job[ROWS]
-    bounds = carray(pointer(job[BOUNDS]), (parts + 1,), np.int64)
-    firsts = carray(pointer(job[FIRSTS]), (parts,), np.int64)
-    keys = carray(pointer(job[KEYS]), (count,), np.int64)
-    grads = carray(pointer(job[GRADS]), (count, dim), np.float32)
-    state = carray(pointer(job[STATE]), (rows, 2 * dim), np.float32)
-    target = carray(pointer(job[TARGET]), (rows, dim), np.float32)
-    s = carray(pointer(job[SCALARS]), (5,), np.float32)
+    job = carray(job_address, (ids.JOB_SIZE,), np.int64)
+    parts, dim, count, rows = job[ids.PARTS], job[ids.DIM], job[ids.COUNT], job[ids.ROWS]
+    bounds = carray(pointer(job[ids.BOUNDS]), (parts + 1,), np.int64)
+    firsts = carray(pointer(job[ids.FIRSTS]), (parts,), np.int64)
+    keys = carray(pointer(job[ids.KEYS]), (count,), np.int64)
+    grads = carray(pointer(job[ids.GRADS]), (count, dim), np.float32)
+    state = carray(pointer(job[ids.STATE]), (rows, 2 * dim), np.float32)
+    target = carray(pointer(job[ids.TARGET]), (rows, dim), np.float32)
+    s = carray(pointer(job[ids.SCALARS]), (5,), np.float32)
+    shift = ids.shift_of(count)
+    before = thread_faults()
     while True:
-        part = take_next(job.ctypes.data)
+        part = add(job.ctypes.data + ids.NEXT * 8, 1)
         if part >= parts:
             break
         adam_rows(
-            keys, bounds[part], bounds[part + 1], job[SHIFT], grads, state, target,
-            firsts[part], job[EMIT] != 0, s[0], s[1], s[2], s[3], s[4],
+            keys, bounds[part], bounds[part + 1], shift, grads, state, target,
+            firsts[part], job[ids.EMIT] != 0, s[0], s[1], s[2], s[3], s[4],
         )  # fmt: skip
-
-
-def warm_up() -> None:
-    """Compile every kernel, or load it from the cache, so that the first step does not."""
-    ids, keys, rows, bounds, firsts = np.zeros((5, 2), np.int64)
-    pack_keys(ids, 1, 2, keys)
-    divide(keys, 2, 1, rows, bounds, firsts)
+    add(job.ctypes.data + ids.FAULTS * 8, thread_faults() - before)

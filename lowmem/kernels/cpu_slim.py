@@ -248,4 +248,4 @@ def _run_tasks(
         return
     arrays = (table, scalars, tasks, bounds, partials)
     team = np.array([0, parts, *(n for a in arrays for n in (a.ctypes.data, len(a)))], np.int64)
-    run_team(slim_team, team, min(threads, parts))
+    run_team(slim_team, team.ctypes.data, min(threads, parts))

@@ -21,6 +21,9 @@ MADV_POPULATE_WRITE = 23
 
 _madvise = types.ExternalFunction("madvise", types.int32(types.uintp, types.uintp, types.int32))
 _mincore = types.ExternalFunction("mincore", types.int32(types.uintp, types.uintp, types.uintp))
+_getrusage = types.ExternalFunction("getrusage", types.int32(types.int32, types.uintp))
+_RUSAGE_THREAD = 1
+_RUSAGE_WORDS, _MAJOR_FAULTS = 18, 9  # of struct rusage, in 64-bit words
 
 
 @njit(nogil=True, cache=True)
@@ -78,3 +81,20 @@ def count_missing(rows, samples, base, row_bytes, page):
         if _mincore(np.uintp(start), np.uintp(page), address) == 0 and resident[0] & 1 == 0:
             missing += 1
     return missing
+
+
+if AVAILABLE:
+
+    @njit(nogil=True, cache=True)
+    def thread_faults():
+        """Page faults of this thread that had to wait for a disk, so far."""
+        usage = np.zeros(_RUSAGE_WORDS, np.int64)
+        _getrusage(np.int32(_RUSAGE_THREAD), np.uintp(usage.ctypes.data))
+        return usage[_MAJOR_FAULTS]
+
+else:
+
+    @njit(nogil=True, cache=True)
+    def thread_faults():
+        """0: this system does not count the faults of a thread."""
+        return np.int64(0)

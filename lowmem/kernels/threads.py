@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 _lock = threading.Lock()
@@ -73,19 +72,18 @@ class NativeJob(Protocol):
     ctypes: Callable[[int], None]
 
 
-def run_team(function: NativeJob, job: np.ndarray, threads: int) -> None:
-    """Call the native ``function`` with the address of ``job`` on so many threads; wait for all.
+def run_team(function: NativeJob, address: int, threads: int) -> None:
+    """Call the native ``function`` with its job's address on so many threads; wait for all.
 
     The function shares the work out by itself, so that fewer threads than asked for do.
     """
-    address = job.ctypes.data
     if threads == 1:
         function.ctypes(address)
         return
     gomp = _torch_openmp()
     # OpenMP's threads do not survive a fork; the child would wait for them for ever.
     if gomp is not None and os.getpid() == _PID:
-        gomp.GOMP_parallel(ctypes.c_void_p(function.address), ctypes.c_void_p(address), threads, 0)
+        gomp.GOMP_parallel(function.address, address, threads, 0)
     else:
         run_parallel(function.ctypes, [(address,)] * threads)
 
@@ -105,6 +103,8 @@ def _torch_openmp() -> ctypes.CDLL | None:
         for path in sorted(paths, key=lambda path: not path.startswith(torch_folder)):
             with contextlib.suppress(OSError, AttributeError):
                 library = ctypes.CDLL(path)
+                pointer = ctypes.c_void_p
+                library.GOMP_parallel.argtypes = [pointer, pointer, ctypes.c_uint, ctypes.c_uint]
                 library.GOMP_parallel.restype = None
                 return library
     return None

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from lowmem import DSA
-from lowmem.dsa import residency as residency_module
 from lowmem.dsa.folder import file_system
 from lowmem.dsa.store import RowStore
 from lowmem.kernels import pages
@@ -93,14 +92,12 @@ def test_always_and_never_stay_as_they_are(prefetch, tmp_path):
     assert asking == (prefetch == "always" and pages.AVAILABLE)
 
 
-def test_a_roomy_store_that_misses_pages_gives_up_huge_reads(tmp_path, monkeypatch):
+def test_a_roomy_store_that_misses_pages_gives_up_huge_reads(tmp_path):
     table = nn.Parameter(torch.zeros(1000, 4))
     with DSA([table]) as opt:
         opt.step_rows(table, torch.arange(1000), torch.ones(1000, 4))
         entry = opt._estate.tables[table]
-        faults = iter(range(0, 10**6, 500))
-        monkeypatch.setattr(residency_module, "_major_faults", lambda: next(faults))
-        opt.step_rows(table, torch.arange(1000), torch.ones(1000, 4))
+        entry.residency.after_step(1000, faults=500)
         assert not entry.store.roomy
         assert entry.residency.asking == pages.AVAILABLE
 
