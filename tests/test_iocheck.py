@@ -299,7 +299,7 @@ def test_a_stopped_command_prints_what_it_has_and_leaves_nothing(
     process = start(empty, "--seconds", "60")
     assert process.stderr is not None
     read = ""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while "sequential reads" not in read and time.monotonic() < deadline:
         read += process.stderr.read(1)
     process.send_signal(number)

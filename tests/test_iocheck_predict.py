@@ -8,8 +8,9 @@ import pytest
 
 from lowmem.iocheck.check import _page_cache
 from lowmem.iocheck.filesystem import FileSystem, Kind
-from lowmem.iocheck.predict import ENDURANCE_BYTES, Prediction, StepCost, predict
+from lowmem.iocheck.predict import ENDURANCE_BYTES, Prediction, predict
 from lowmem.iocheck.report import IOReport
+from lowmem.iocheck.timing import StepCost
 
 ROWS, DIM, BATCH = 10_000_000, 128, 10_000
 ROW_BYTES = 8 * DIM
@@ -20,7 +21,7 @@ COLD = StepCost(1_000, 0.102, 1_000, 1_000, 9, write_back_s=0.05)
 
 
 def expect(cache_bytes: float, cold: StepCost | None = COLD) -> Prediction:
-    return predict(ROWS, ROW_BYTES, BATCH, "uniform", int(cache_bytes), HOT, cold, None, 1e-5)
+    return predict(ROWS, ROW_BYTES, BATCH, "uniform", int(cache_bytes), HOT, cold, 1e-5)
 
 
 def test_all_in_memory_costs_what_hot_steps_cost() -> None:

@@ -12,6 +12,7 @@ import argparse
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -43,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    began = time.perf_counter()  # torch takes seconds to import, and they count
     from tqdm.auto import tqdm
 
     from lowmem import env, iocheck
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             cache_bytes=(
                 parse_count(args.cache_bytes, "--cache-bytes") if args.cache_bytes else None
             ),
+            began=began,
         )
     finally:
         bar.close()

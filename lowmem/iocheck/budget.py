@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_PREPARATION = 0.35  # of the budget; what imports and compilation take beyond it comes on top
-
+_MEASURING = 0.35  # of the budget, at least; imports and compilation that leave less come on top
 _SHORTEST_S = 0.02
 
 OnProgress = Callable[[float, str], object]
@@ -20,10 +19,11 @@ class Budget:
     """Seconds for a list of phases, each with a weight.
 
     Args:
-        seconds: the whole budget, from now on.
+        seconds: the whole budget.
         weights: phase name to weight, in the order in which they run.
         on_progress: called with a fraction from 0 to 1 and what is going on.
         should_stop: asked often; true ends the check.
+        began: ``time.perf_counter()`` when the budget began; now by default.
     """
 
     def __init__(
@@ -32,8 +32,9 @@ class Budget:
         weights: dict[str, float],
         on_progress: OnProgress | None,
         should_stop: Callable[[], bool] | None,
+        began: float | None = None,
     ) -> None:
-        self.start = time.perf_counter()
+        self.start = time.perf_counter() if began is None else began
         self.seconds = seconds
         self._late = 0.0
         self._left = dict(weights)
@@ -42,7 +43,7 @@ class Budget:
 
     def forgive_preparation(self) -> None:
         """Compiling for the first time may take long; the phases still get most of the time."""
-        self._late = max(0.0, self.elapsed - _PREPARATION * self.seconds)
+        self._late = max(0.0, self.elapsed - (1.0 - _MEASURING) * self.seconds)
 
     @property
     def elapsed(self) -> float:

@@ -17,10 +17,11 @@ from . import cache, scratch
 from .budget import Budget, OnProgress, Stopped
 from .engines import Disk
 from .filesystem import file_system
+from .in_memory import time_sparse_adam
 from .patterns import PAGE, Access, TableAccess
 from .predict import dirty_limit_bytes, predict
 from .report import IOReport
-from .steps import SampleStore, time_sparse_adam
+from .steps import SampleStore
 
 _log = logging.getLogger("lowmem.iocheck")
 
@@ -45,7 +46,7 @@ _WEIGHTS = {
     "hot": 12.0,
     "cold": 16.0,
     "ram": 9.0,
-    "end": 3.0,
+    "end": 5.0,
 }
 
 
@@ -60,6 +61,7 @@ def iocheck(
     access: Access = "uniform",
     cache_bytes: int | None = None,
     should_stop: Callable[[], bool] | None = None,
+    began: float | None = None,
 ) -> IOReport:
     """Measure what a disk can do, and predict what a DSA step will cost there.
 
@@ -72,13 +74,16 @@ def iocheck(
         rows: rows of the embedding table.
         dim: weights a row.
         batch: ids of one training step, duplicates included.
-        seconds: time budget for everything, at least 1 (default: 10).
+        seconds: time budget for everything, at least 1 (default: 10). What imports and
+            compilation take beyond two thirds of it comes on top.
         on_progress: called as ``on_progress(fraction, message)`` with a fraction of 0 to 1.
         access: which rows a batch asks for: ``"uniform"`` (default) or ``"zipf"``, where the
             row of rank r comes up in proportion to r**-1.05.
         cache_bytes: page cache that the store can have. By default the memory that is
             available now, less the weights where they will lie in RAM.
         should_stop: asked several times a second; a true answer ends the check.
+        began: ``time.perf_counter()`` when the seconds began, where that was before this
+            call: a command counts what it needs to start.
 
     Returns:
         The report. After Ctrl-C, a stop or an error of the disk in the middle it holds what
@@ -96,7 +101,7 @@ def iocheck(
     if cache_bytes is not None and cache_bytes < 0:
         raise ValueError(f"cache_bytes is {cache_bytes!r}; it cannot be negative")
     path = scratch.check_directory(directory)
-    budget = Budget(seconds, _WEIGHTS, on_progress, should_stop)
+    budget = Budget(seconds, _WEIGHTS, on_progress, should_stop, began)
     report = IOReport(
         directory=str(path),
         rows=rows,
@@ -267,9 +272,8 @@ def _measure_steps(
     row_bytes = 8 * report.dim
     table = TableAccess(report.rows, row_bytes, report.access)
     step = table.step(report.batch, 0)
-    # DSA's own choice, for a store of the person's size.
-    large = store.is_large(report.store_bytes, report.cache_bytes)
-    if large:
+    if store.is_large(report.store_bytes, report.cache_bytes):
+        # DSA's own choice, for a store of the person's size.
         store.use_single_pages()
     seconds = budget.begin("hot", "DSA steps, everything in memory")
     report.dsa_hot = store.time_hot(
@@ -278,8 +282,8 @@ def _measure_steps(
     seconds = budget.begin("cold", "DSA steps, nothing in memory")
     if report.method != "cached: not a disk speed":
         report.dsa_cold = store.time_cold(
-            max(1, round(step.distinct_rows)), step.touched_pages / table.pages, large,
-            *_round_trip(report), seconds, rng, budget.should_stop,
+            max(1, round(step.distinct_rows)), step.touched_pages / table.pages,
+            _round_trip(report), seconds, rng, budget.should_stop,
         )  # fmt: skip
     seconds = budget.begin("ram", "SparseAdam in RAM")
     memory = (env.available_memory_bytes() or 1 << 30) // 4
@@ -290,13 +294,10 @@ def _measure_steps(
     budget.begin("end", "removing the test file")
 
 
-def _round_trip(report: IOReport) -> tuple[float, float]:
-    """Seconds to read and write back a page among many, and a byte among neighbours."""
-    pages = [report.rates.get(f"random_{kind}_qd32") for kind in ("read", "write")]
-    long = [report.rates.get(f"sequential_{kind}_qd32") for kind in ("read", "write")]
-    page_s = sum(1 / rate.iops for rate in pages if rate)
-    byte_s = sum(1 / rate.bytes_per_s for rate in long if rate)
-    return page_s or 1e-4, byte_s or 1e-8
+def _round_trip(report: IOReport) -> float:
+    """Seconds to read and write back a page among many."""
+    rates = [report.rates.get(f"random_{kind}_qd32") for kind in ("read", "write")]
+    return sum(1 / rate.iops for rate in rates if rate) or 1e-4
 
 
 def _predict(report: IOReport) -> None:
@@ -311,7 +312,6 @@ def _predict(report: IOReport) -> None:
         report.cache_bytes,
         report.dsa_hot,
         report.dsa_cold,
-        None,
         1.0 / write.iops if write and write.iops else 0.0,
     )
     limit = dirty_limit_bytes()

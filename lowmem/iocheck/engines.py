@@ -10,13 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import cache
 from .cache import Method
+
+if TYPE_CHECKING:
+    from .aio import Context
 
 _log = logging.getLogger("lowmem.iocheck")
 
@@ -97,6 +100,7 @@ class Disk:
         view, buffers = _buffers(self._pool, depth, block)
         done, spent, position = 0, 0.0, 0
         kept: list[NDArray[np.int64]] = []
+        context = self._context(depth)
         try:
             while spent < seconds and not should_stop() and done < MAX_OPERATIONS:
                 if position == 0 and self.method == "cache-dropped":
@@ -104,7 +108,7 @@ class Disk:
                     cache.drop(self.fd)
                 left = min(_SLICE_S, seconds - spent)
                 took, nanoseconds, latencies = self._slice(
-                    kind, offsets[position:], buffers, int(left * 1e9)
+                    context, kind, offsets[position:], buffers, int(left * 1e9)
                 )
                 done, spent = done + took, spent + nanoseconds / 1e9
                 kept.append(latencies)
@@ -116,6 +120,8 @@ class Disk:
                 self.sync()  # buffered writes are not done before they are on the device
                 spent += time.perf_counter() - begin
         finally:
+            if context is not None:
+                context.close()
             del buffers
             with contextlib.suppress(BufferError):  # an error's traceback still holds them
                 view.close()
@@ -123,24 +129,29 @@ class Disk:
         low, middle, high = np.percentile(latency, [50, 95, 99])
         return Rate(done, spent, block, depth, float(low), float(middle), float(high))
 
+    def _context(self, depth: int) -> Context | None:
+        if self.engine != "linux-aio":
+            return None
+        from . import aio
+
+        return aio.Context(depth)
+
     def _slice(
         self,
+        context: Context | None,
         kind: Literal["read", "write"],
         offsets: NDArray[np.int64],
         buffers: NDArray[np.uint32],
         nanoseconds: int,
     ) -> tuple[int, int, NDArray[np.int64]]:
-        if self.engine == "linux-aio":
-            from . import aio
+        if context is None:
+            return _threads(self.fd, self.path, kind, offsets, buffers, nanoseconds)
+        from . import aio
 
-            latencies = np.empty(min(len(offsets), MAX_OPERATIONS), np.int64)
-            with aio.Context(len(buffers)) as context:
-                operation = aio.READ if kind == "read" else aio.WRITE
-                done, taken = context.run(
-                    self.fd, operation, offsets, buffers, latencies, nanoseconds
-                )
-            return done, taken, latencies[:done]
-        return _threads(self.fd, self.path, kind, offsets, buffers, nanoseconds)
+        latencies = np.empty(min(len(offsets), MAX_OPERATIONS), np.int64)
+        operation = aio.READ if kind == "read" else aio.WRITE
+        done, taken = context.run(self.fd, operation, offsets, buffers, latencies, nanoseconds)
+        return done, taken, latencies[:done]
 
 
 def _buffered_flags() -> int:

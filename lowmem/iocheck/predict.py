@@ -13,6 +13,7 @@ from pathlib import Path
 from lowmem import env
 
 from .patterns import PAGE, Access, StepPages, TableAccess
+from .timing import StepCost
 
 # A consumer drive's rated endurance, in bytes that may be written per byte of capacity:
 # 600 TB for a drive of 1 TB is what the usual TLC drives are sold with.
@@ -21,26 +22,6 @@ ENDURANCE_WORDS = "600 TB written over the life of a 1 TB consumer SSD"
 DAY_S = 86_400.0
 IN_MEMORY = 0.995  # a hit share above it is as good as all
 _WRITE_BACK_EVERY_S = 30.0  # Linux: vm.dirty_expire_centisecs
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """Measured: steps of ``ids`` ids, the median, and what they touched.
-
-    ``write_back_s`` is how long it took afterwards until the touched pages were on disk.
-    """
-
-    ids: int
-    seconds: float
-    distinct_rows: int
-    pages: int
-    steps: int
-    write_back_s: float = 0.0
-
-    @property
-    def rows_per_s(self) -> float:
-        """Different rows updated in a second, as ``lowmem bench dsa`` counts them."""
-        return self.distinct_rows / self.seconds
 
 
 @dataclass(frozen=True)
@@ -75,7 +56,6 @@ def predict(
     cache_bytes: int,
     hot: StepCost,
     cold: StepCost | None,
-    hot_for_cold: StepCost | None,
     write_page_s: float,
 ) -> Prediction:
     """Predict a step.
@@ -85,7 +65,6 @@ def predict(
         cache_bytes: page cache that the store can have.
         hot: steps of (nearly) this batch with every page in memory.
         cold: steps with no page in memory; ``None`` where the cache cannot be dropped.
-        hot_for_cold: the ids of ``cold`` with every page in memory.
         write_page_s: seconds a page takes to write at the device's random-write rate,
             for when ``cold`` has none.
     """
@@ -93,7 +72,7 @@ def predict(
     hot_s = hot.seconds * batch / hot.ids
     read_page = write_page = 0.0
     if cold is not None:
-        base = hot_for_cold.seconds if hot_for_cold else hot.seconds * cold.ids / hot.ids
+        base = hot.seconds * cold.ids / hot.ids
         read_page = max(0.0, cold.seconds - base) / max(1, cold.pages)
         write_page = cold.write_back_s / max(1, cold.pages) or write_page_s
     cold_s = hot_s + pages.touched_pages * read_page if cold is not None else None

@@ -12,7 +12,8 @@ from .cache import Method
 from .engines import Engine, Rate
 from .filesystem import FileSystem
 from .patterns import Access
-from .predict import DAY_S, ENDURANCE_WORDS, Prediction, StepCost
+from .predict import DAY_S, ENDURANCE_WORDS, Prediction
+from .timing import StepCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
