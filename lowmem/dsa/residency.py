@@ -18,6 +18,7 @@ Prefetch = Literal["auto", "always", "never"]
 
 _MISSING_SHARE = 0.01  # of a step's rows; below it, asking costs more than it saves
 _SAMPLES = 64
+_HUGE_PAGE = 2 << 20
 _CALM_STEPS = 3
 
 
@@ -30,7 +31,7 @@ class Residency:
         self._store = store
         self._prefetch = prefetch if pages.AVAILABLE else "never"
         self._calm = 0
-        self._settled = False
+        self._first_faults = 2 * store.file_bytes // _HUGE_PAGE  # not all of them are whole
         # A store from an earlier run is most likely on the disk; a new one holds nothing yet.
         resumed = self._prefetch == "auto" and store.header.step > 0
         self.asking = self._prefetch == "always" or resumed
@@ -42,19 +43,19 @@ class Residency:
 
     def after_step(self, rows: int, faults: int) -> None:
         """Notice the ``faults`` that waited for the disk in a step of ``rows`` rows."""
-        if self._prefetch != "auto" or self.asking:
+        if not faults or self._prefetch != "auto" or self.asking:
             return
-        # One fault of a huge page brings megabytes that nobody asked for. Only a store that
-        # is being read in, or a new one, has them for a good reason.
-        few = 2 if self._store.roomy and self._settled else max(2, _MISSING_SHARE * rows)
-        if not faults:
-            self._settled = True
-        elif faults > few:
-            self.asking = True
-            self._calm = 0
-            if self._store.roomy:
-                # Memory turned out to be tighter than it looked: no more huge reads.
-                self._store.advise_random()
+        if self._store.roomy:
+            # Each huge page comes once, and that is no reason to ask.
+            self._first_faults -= faults
+            if self._first_faults >= 0:
+                return
+            # They went again: memory is tighter than it looked. No more huge reads.
+            self._store.advise_random()
+        elif faults <= max(2, _MISSING_SHARE * rows):
+            return
+        self.asking = True
+        self._calm = 0
 
     def _some_missing(self, rows: np.ndarray) -> bool:
         """Whether a sample of the rows is not all in memory; stops asking after calm steps."""
