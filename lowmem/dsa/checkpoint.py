@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import io
 import os
 import uuid
@@ -36,6 +37,12 @@ def save(
 ) -> None:
     """Write aside, sync, then let one rename make both the file and the commit happen."""
     target = Path(path).expanduser()
+    if estate.folder.scratch:
+        raise ValueError(
+            "a checkpoint needs DSA(..., directory=...): without it the moments are in a scratch "
+            "folder, which is removed at exit. To save them as tensors instead: "
+            "torch.save(opt.state_dict(materialize=True), path)"
+        )
     estate.require_whole()
     states = optimizer.state_dict()
     weights = model.state_dict()
@@ -122,12 +129,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _map(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError:
-        raise
     except Exception as error:  # torch's reader raises many kinds for bytes that make no sense
-        raise ValueError(f"{path} is no checkpoint of lowmem: {error}") from None
+        # EINVAL is what it makes of a file that ends too early.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
+        # What it says is of pickles and their classes; that helps nobody with a wrong path.
+        raise _no_checkpoint(path) from None
     if not isinstance(payload, dict) or set(payload) != _KEYS:
-        raise ValueError(f"{path} is no checkpoint of lowmem; opt.save_checkpoint writes one")
+        raise _no_checkpoint(path)
     if payload["lowmem_checkpoint"] != _FORMAT:
         raise ValueError(
             f"{path} has checkpoint format {payload['lowmem_checkpoint']}; this lowmem reads "
@@ -144,8 +153,15 @@ def _map(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
         or not isinstance(states, dict)
     ):
-        raise ValueError(f"{path} is no checkpoint of lowmem: a part of it is missing")
+        raise _no_checkpoint(path)
     return payload
+
+
+def _no_checkpoint(path: str | os.PathLike[str]) -> ValueError:
+    return ValueError(
+        f"{os.fspath(path)} is not a lowmem checkpoint, or was copied in part. "
+        "opt.save_checkpoint(path, model) writes one; what torch.save wrote is for torch.load"
+    )
 
 
 def _step(states: dict[str, Any]) -> int:
@@ -181,7 +197,7 @@ def _require_readable(path: Path) -> None:
     except ValueError as error:
         raise TypeError(
             "model, optimizer options or extra= hold something that a checkpoint cannot give "
-            f"back, so none was written: {error}"
+            f"back, so none was written: {error.__context__ or error}"
         ) from None
 
 

@@ -45,6 +45,10 @@ _SLOT_BYTES = 2048
 _PREFIX = struct.Struct("<8sIIIQ")  # magic, version, payload bytes, crc32 of what follows, sequence
 _POPULATE_SHARE = 0.1  # of the available memory; more dirty pages than that stall on the disk
 _NAME_BYTES = 200  # of a name in the header; six times as many where JSON must escape them
+_OTHER_TABLE = (
+    "Pass the table that it was made for, choose another directory=, or start anew with "
+    'mode="overwrite"'
+)
 _UNNAMED = re.compile("parameter [0-9]+")
 _HUGE_SHARE = 0.25  # of the available memory; above it, huge pages would fight the page cache
 
@@ -202,9 +206,13 @@ def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:
 def require_fit(path: Path, header: Header, rows: int | None, layout: RowLayout | None) -> None:
     """Raise ``StoreError`` unless the file is whole and holds ``rows`` rows of ``layout``."""
     if rows is not None and header.rows != rows:
-        raise StoreError(f"{path} holds {header.rows:,} rows; the parameter has {rows:,}")
+        raise StoreError(
+            f"{path} holds {header.rows:,} rows; the parameter has {rows:,}. {_OTHER_TABLE}"
+        )
     if layout is not None and header.layout != layout:
-        raise StoreError(f"{path} has rows of {header.layout}; expected {layout}")
+        raise StoreError(
+            f"{path} has rows of {header.layout}; the parameter needs {layout}. {_OTHER_TABLE}"
+        )
     expected = HEADER_BYTES + header.rows * header.layout.row_bytes
     actual = path.stat().st_size
     if actual != expected:

@@ -147,3 +147,59 @@ def test_nothing_stays_mapped_onto_the_file():
         os._exit(7)
 
     assert in_child(work) == 7
+
+
+@pytest.mark.parametrize("kind", ["text", "nothing", "state_dict", "part", "list"])
+def test_a_file_that_is_no_checkpoint_is_called_that(kind):
+    net = Net()
+    with DSA(net.parameters(), directory="m") as opt:
+        train(net, opt)
+        opt.save_checkpoint("c.pt", net)
+        data = Path("c.pt").read_bytes()
+        if kind == "state_dict":
+            torch.save(net.state_dict(), "c.pt")
+        elif kind == "list":
+            torch.save([1], "c.pt")
+        else:
+            content = {
+                "text": b"step,loss\n1,0.5\n",
+                "nothing": b"",
+                "part": data[: len(data) // 2],
+            }
+            Path("c.pt").write_bytes(content[kind])
+        for read in (lambda: opt.load_checkpoint("c.pt", net), lambda: opt.load_extra("c.pt")):
+            with pytest.raises(ValueError, match=r"^c\.pt is not a lowmem checkpoint") as caught:
+                read()
+            assert not any(word in str(caught.value) for word in ("pickle", "Unpickl", "zip"))
+
+
+def test_a_checkpoint_cut_anywhere_is_refused_and_changes_nothing():
+    net = Net()
+    with DSA(net.parameters(), directory="m") as opt:
+        train(net, opt)
+        opt.save_checkpoint("c.pt", net)
+        data = Path("c.pt").read_bytes()
+        train(net, opt)
+        before = {
+            name: tensor.clone()
+            for name, tensor in net.state_dict().items()
+            if torch.is_tensor(tensor)
+        }
+        for size in range(0, len(data), 1024):
+            Path("c.pt").write_bytes(data[:size])
+            with pytest.raises(ValueError, match="not a lowmem checkpoint"):
+                opt.load_checkpoint("c.pt", net)
+        assert opt.state_dict()["state"][0]["step"] == 2
+        assert all(torch.equal(net.state_dict()[name], tensor) for name, tensor in before.items())
+        Path("c.pt").write_bytes(data)
+        assert opt.load_checkpoint("c.pt", net) == 1
+
+
+def test_a_checkpoint_of_a_scratch_folder_is_refused_with_what_it_needs():
+    net = Net()
+    with DSA(net.parameters()) as opt:
+        train(net, opt)
+        with pytest.raises(ValueError, match=r"a checkpoint needs DSA\(..., directory=...\)"):
+            opt.save_checkpoint("c.pt", net)
+        assert not os.path.exists("c.pt")
+        torch.save(opt.state_dict(materialize=True), "moments.pt")  # as the message says

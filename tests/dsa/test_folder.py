@@ -109,6 +109,11 @@ def test_resume_with_another_shape_or_other_parameters(table, tmp_path):
     with pytest.raises(StoreError, match="holds 20 rows; the parameter has 21"):
         DSA([nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(21, 4))],
             directory=tmp_path / "m", mode="resume")  # fmt: skip
+    with pytest.raises(
+        StoreError, match=r'the parameter needs exp_avg: float32\[5\].* mode="overwrite"'
+    ):
+        DSA([nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(20, 5))],
+            directory=tmp_path / "m", mode="resume")  # fmt: skip
     with pytest.raises(StoreError, match="belongs to parameter 1; this optimizer has 1"):
         DSA([table], directory=tmp_path / "m", mode="resume")
     # A failed resume holds nothing and has marked nothing.

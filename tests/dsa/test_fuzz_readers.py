@@ -133,11 +133,11 @@ def test_a_checkpoint_runs_no_code(whole, tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)
     payload = Evil() if where == "all" else {**checkpoint.read(whole), where: Evil()}
     torch.save(payload, "evil.pt")
-    with pytest.raises(ValueError, match="no checkpoint of lowmem"):
+    with pytest.raises(ValueError, match="not a lowmem checkpoint"):
         checkpoint.read("evil.pt")
     with open("plain.pt", "wb") as file:
         pickle.dump(payload, file)
-    with pytest.raises(ValueError, match="no checkpoint of lowmem"):
+    with pytest.raises(ValueError, match="not a lowmem checkpoint"):
         checkpoint.read("plain.pt")
     assert not os.path.exists("pwned")
 

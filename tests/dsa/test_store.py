@@ -92,7 +92,7 @@ def test_another_shape_or_layout(path):
     make(path, 10, 3).close()
     with pytest.raises(StoreError, match="holds 10 rows; the parameter has 11"):
         RowStore.open(path, rows=11)
-    with pytest.raises(StoreError, match=r"exp_avg: float32\[3\].*expected exp_avg: float32\[4\]"):
+    with pytest.raises(StoreError, match=r"exp_avg: float32\[3\].*needs exp_avg: float32\[4\]"):
         RowStore.open(path, layout=RowLayout.adam(4))
 
 
