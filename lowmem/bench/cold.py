@@ -1,9 +1,9 @@
 """The step when the state does not fit in memory: a child process under a memory limit.
 
 ``python -m lowmem.bench.cold SPEC.json`` is that child. It allocates and touches the
-weights, makes and fills the state's file, and only then enters the limited group: so the
-limit holds the page cache and what a batch needs, for every contender alike, and the
-weights, which no contender can do without, stay outside.
+weights, and only then enters the limited group: so the limit holds the page cache and what
+a batch needs, for every contender alike, and the weights, which no contender can do
+without, stay outside.
 
 All contenders keep their state in one file, one after the other. Each turn starts from
 the page cache that the contender's own past would have left: the file is dropped, then
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from lowmem import env
 from lowmem.bench.contenders import NAMES, Way
 
 PAGE = 4096
@@ -34,7 +35,7 @@ _TRACE = 1 << 40  # steps from here on are the trace; the timed ones are never a
 def under_limit(
     folder: Path,
     *,
-    limit: int,
+    limit: int | None,
     rows: int,
     dim: int,
     ids: Sequence[str],
@@ -43,7 +44,7 @@ def under_limit(
     seconds: float,
     limits: dict[str, float],
 ) -> Iterator[dict[str, Any]]:
-    """Rows of the result from a child with ``limit`` bytes of memory.
+    """Rows of the result from a child with ``limit`` bytes of memory; all there is, if None.
 
     The disk's limits are added to ``limits``. Stopped by Ctrl-C, it gives what the child had
     measured by then and raises ``KeyboardInterrupt`` after that.
@@ -54,14 +55,15 @@ def under_limit(
     from lowmem.bench.cgroup import limited_group
 
     spec, out = folder / "cold.json", folder / "cold-result.json"
-    with limited_group(limit) as group:
+    room = limit or (env.available_memory_bytes() or 0) - 4 * rows * dim
+    with limited_group(limit) if limit else contextlib.nullcontext() as group:
         spec.write_text(
             json.dumps(
                 {
                     "folder": str(folder),
                     "out": str(out),
-                    "group": str(group),
-                    "limit": limit,
+                    "group": group and str(group),
+                    "limit": room,
                     "rows": rows,
                     "dim": dim,
                     "ids": list(ids),
@@ -136,8 +138,9 @@ def _child(spec: dict[str, Any]) -> None:
     from lowmem.bench.cgroup import enter
     from lowmem.bench.contenders import make_shared
     from lowmem.bench.counters import Device
+    from lowmem.bench.figures import add_ratio, figures
     from lowmem.bench.limits import disk_limits, fill_random
-    from lowmem.bench.turns import Run, add_ratio, figures, table, turn
+    from lowmem.bench.turns import Run, counted, table, turn, warm_up
     from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
     from lowmem.dsa.store import HEADER_BYTES
 
@@ -147,6 +150,8 @@ def _child(spec: dict[str, Any]) -> None:
     param = table(rows, dim)
     param.data.fill_(0.01)  # touched here, so charged here
     sources = [Ids(name, rows) for name in spec["ids"]]
+    if spec["group"]:
+        enter(Path(spec["group"]))  # before the contenders: they look at how much memory there is
     ways = make_shared(spec["names"], param, folder)
     path = next(way for way in ways if way.name == NAMES["dsa"]).store.path  # type: ignore[attr-defined]
     found: list[dict[str, Any]] = []
@@ -157,7 +162,6 @@ def _child(spec: dict[str, Any]) -> None:
         evict_all(ways)
         limits = {**spec["memory_limits"], **disk_limits(path)}
         device = Device(folder)
-        enter(Path(spec["group"]))
         visits, turns = 2, 3
         total = len(sources) * len(spec["batches"]) * len(ways) * visits
         bar = stack.enter_context(
@@ -178,13 +182,10 @@ def _child(spec: dict[str, Any]) -> None:
                         bar.set_postfix_str(f"{source.name} {batch:,}: {run.way.name}")
                         evict_all(ways)
                         warm(run.way, source, int(_FILL * spec["limit"]))
-                        turn(run, seconds, timed=False)
-                        seen = device.bytes()
-                        for _ in range(turns):
-                            turn(run, seconds)
-                        now = device.bytes()
-                        run.device_read += now[0] - seen[0]
-                        run.device_written += now[1] - seen[1]
+                        warm_up(run, seconds)
+                        with counted(run, device):
+                            for _ in range(turns):
+                                turn(run, seconds)
                         bar.update()
                         group = [
                             figures(run, limits, regime="cold-limit", workload=label)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowmem.bench.counters import holding
 from lowmem.dsa.layout import RowLayout
 from lowmem.dsa.optimizer import DSA, Durability
 from lowmem.dsa.store import HEADER_BYTES
@@ -22,7 +23,7 @@ NAMES = {
     "adam": "dense Adam, RAM",
     "sparse-adam": "SparseAdam, RAM",
     "memmap": "memmap",
-    "memmap-random": "memmap, sorted, MADV_RANDOM",
+    "memmap-random": "memmap, MADV_RANDOM",
     "dsa": "DSA",
 }
 LR, BETAS, EPS = 1e-3, (0.9, 0.999), 1e-8
@@ -30,11 +31,17 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Way:
-    """One contender on one table."""
+    """One contender on one table.
+
+    Attributes:
+        held_bytes: memory that it holds between steps, cached file pages apart; measured by
+            whoever makes it.
+    """
 
     name: str
     on_disk = True
     takes_dense = False
+    held_bytes = 0
 
     def __init__(self, param: Tensor) -> None:
         self.param = param
@@ -246,8 +253,10 @@ def make_shared(names: list[str], param: Tensor, folder: Path) -> list[Way]:
     A table of 10 GB is then on the disk once and not three times. The contenders read its
     bytes in their own order: DSA row by row, the memmap ones as two halves.
     """
-    disk = Disk(param, folder / "dsa")
-    path = disk.store.path
+    with holding() as held:
+        disk = Disk(param, folder / "dsa")
+        path = disk.store.path
+    disk.held_bytes = held.bytes
     assert RowLayout.adam(param.shape[1]).row_bytes == 8 * param.shape[1]
     ways: list[Way] = [
         Memmap(param, [path, path], random=name == "memmap-random", offset=HEADER_BYTES)

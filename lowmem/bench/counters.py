@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -44,14 +45,22 @@ class Usage:
 
 
 class Device:
-    """``/proc/diskstats`` of the device below a folder; zeros where nobody tells."""
+    """``/proc/diskstats`` of the device below a folder.
+
+    Attributes:
+        known: the system counts this device's traffic; where not, ``bytes`` gives zeros.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         number = os.stat(folder).st_dev
         self._number = f"{os.major(number)} {os.minor(number)}" if hasattr(os, "major") else ""
+        self.known = self._find() is not None
 
     def bytes(self) -> tuple[int, int]:
         """Bytes read from and written to the device so far, by everybody."""
+        return self._find() or (0, 0)
+
+    def _find(self) -> tuple[int, int] | None:
         try:
             for line in Path("/proc/diskstats").read_text().splitlines():
                 words = line.split()
@@ -59,23 +68,34 @@ class Device:
                     return int(words[5]) * _SECTOR, int(words[9]) * _SECTOR
         except (OSError, ValueError, IndexError):
             pass
-        return 0, 0
+        return None
 
 
-def resident_bytes() -> dict[str, int]:
-    """``{"anonymous", "file"}`` bytes of this process that are in memory."""
-    found = {"anonymous": 0, "file": 0}
+def anonymous_bytes() -> int:
+    """Bytes of this process in memory that belong to no file: RSS without cached file pages."""
     try:
-        with open("/proc/self/status") as file:
+        with open("/proc/self/statm") as file:
+            words = file.read().split()
+        return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def mapped_bytes(addresses: Sequence[int]) -> int:
+    """Bytes in memory of the mappings that hold these addresses; each mapping counts once."""
+    total, inside = 0, False
+    try:
+        with open("/proc/self/smaps") as file:
             for line in file:
-                name, _, rest = line.partition(":")
-                if name == "RssAnon":
-                    found["anonymous"] = int(rest.split()[0]) * 1024
-                elif name in ("RssFile", "RssShmem"):
-                    found["file"] += int(rest.split()[0]) * 1024
-    except OSError:
-        pass
-    return found
+                first = line.split(maxsplit=1)[0]
+                if not first.endswith(":"):
+                    low, _, high = first.partition("-")
+                    inside = any(int(low, 16) <= at < int(high, 16) for at in addresses)
+                elif inside and first == "Rss:":
+                    total += int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return 0
+    return total
 
 
 def trim() -> None:
@@ -83,6 +103,24 @@ def trim() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@dataclass
+class Held:
+    """What ``holding`` found."""
+
+    bytes: int = 0
+
+
+@contextlib.contextmanager
+def holding() -> Iterator[Held]:
+    """The memory, file pages apart, that is held at the end and was not at the beginning."""
+    held = Held()
+    trim()
+    before = anonymous_bytes()
+    yield held
+    trim()
+    held.bytes = max(0, anonymous_bytes() - before)
 
 
 @dataclass
@@ -96,7 +134,7 @@ class PeakMemory:
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> PeakMemory:
-        self._before = self._anonymous()
+        self._before = anonymous_bytes()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -112,13 +150,4 @@ class PeakMemory:
             self._look()
 
     def _look(self) -> None:
-        self.bytes = max(self.bytes, self._anonymous() - self._before)
-
-    @staticmethod
-    def _anonymous() -> int:
-        try:
-            with open("/proc/self/statm") as file:
-                words = file.read().split()
-            return (int(words[1]) - int(words[2])) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, ValueError, IndexError):
-            return 0
+        self.bytes = max(self.bytes, anonymous_bytes() - self._before)

@@ -17,7 +17,7 @@ _STYLE = {
     "SparseAdam, RAM": ("#d1242f", "s", "--"),
     "dense Adam, RAM": ("#8250df", "^", ":"),
     "memmap": ("#9a6700", "v", "-."),
-    "memmap, sorted, MADV_RANDOM": ("#57606a", "D", ":"),
+    "memmap, MADV_RANDOM": ("#57606a", "D", ":"),
     "DSA, no journal": ("#57606a", "D", ":"),
     "DSA, journal": ("#1f6feb", "o", "-"),
     "DSA, journal and syncs": ("#d1242f", "s", "--"),
@@ -48,7 +48,7 @@ def _panels(rows: Rows) -> list[tuple[str, str, Rows]]:
     panels: list[tuple[str, str, Rows]] = []
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
-        if row["regime"] == "memory":
+        if row["regime"] in ("memory", "first-step", "commit"):
             continue
         key = str(row["workload"])
         if row["regime"] == "hot":
@@ -69,10 +69,8 @@ def _panels(rows: Rows) -> list[tuple[str, str, Rows]]:
 
 def _short(title: str) -> str:
     return (
-        title.replace(" ids", "")
-        .replace(", frequent rows scattered over the table", " scattered")
-        .replace(", row 0 the most frequent", " ordered")
-        .replace("forward, backward and step: ", "")
+        title.replace(" (forward, backward, step; pairs of ids)", "")
+        .replace(" ids", "")
         .replace(", cache dropped before each step", ", cache dropped")
     )
 
@@ -134,7 +132,7 @@ def _log(axis: Axes, *, rates: bool) -> None:
 def _bars(axis: Axes, rows: Rows) -> None:
     from matplotlib.ticker import EngFormatter
 
-    from lowmem.bench.report import format_value
+    from lowmem.bench.units import format_value
 
     key = "samples_per_s" if "samples_per_s" in rows[0] else "rows_per_s"
     values = [row[key] for row in rows]

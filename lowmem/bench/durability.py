@@ -13,7 +13,8 @@ from tqdm.auto import tqdm
 
 from lowmem.bench.contenders import Disk
 from lowmem.bench.counters import Device
-from lowmem.bench.turns import Run, figures, table, turn
+from lowmem.bench.figures import figures
+from lowmem.bench.turns import Run, counted, table, turn
 from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
 from lowmem.dsa.optimizer import Durability
 
@@ -69,12 +70,9 @@ def durability(
                         began = time.perf_counter()
                         ways[kind].commit()
                         commits[kind].append(time.perf_counter() - began)
-                    seen = device.bytes()
-                    samples = turn(run, float("inf"), timed=repeat >= 0, most=each * _STRETCHES)
-                    now = device.bytes()
+                    with counted(run, device if repeat >= 0 else None):
+                        samples = turn(run, float("inf"), timed=repeat >= 0, most=each * _STRETCHES)
                     if repeat >= 0:
-                        run.device_read += now[0] - seen[0]
-                        run.device_written += now[1] - seen[1]
                         cycles[kind].append(
                             [sum(samples[at * each : (at + 1) * each]) for at in range(_STRETCHES)]
                         )

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from lowmem.bench.contenders import NAMES, Disk
-from lowmem.bench.counters import Device, PeakMemory, trim
-from lowmem.bench.turns import Run, figures, table, take_turns, turn
+from lowmem.bench.counters import Device, holding
+from lowmem.bench.figures import figures
+from lowmem.bench.turns import Run, table, take_turns, watch
 from lowmem.bench.workloads import Gradients, Ids
 
 HOT_ROWS = 100_000
@@ -42,8 +43,10 @@ def flat(
             param = table(count, dim)
             home = folder / f"{count}"
             home.mkdir()
-            way = Disk(param, home)
-            stack.callback(way.close)
+            with holding() as held:
+                way = Disk(param, home)
+                stack.callback(way.close)
+            way.held_bytes = held.bytes
             way.name = f"{NAMES['dsa']}, {count / 1e6:g}M rows"
             chosen = ids.hot_rows
             assert chosen is not None
@@ -58,14 +61,12 @@ def flat(
             row = figures(run, limits, regime="flat", workload=label)
             base = runs[0].timing.median
             row["to_smallest"] = row["step_s"] / base
+            del row["rss_bytes"]  # the weights are not all in memory
             yield row
         for run in runs:
             for size in memory_batches:
                 probe = Run(run.way, Gradients(run.grads.ids, size, dim))
-                probe.grads.ids_at(0)
-                trim()  # what earlier steps gave back must not serve this one unseen
-                with PeakMemory() as peak:
-                    turn(probe, float("inf"), timed=False, most=10)
+                watch(probe, float("inf"))
                 yield {
                     "regime": "memory",
                     "workload": f"memory that steps take beyond weights, gradient and page "
@@ -74,6 +75,6 @@ def flat(
                     "rows": run.grads.ids.rows,
                     "dim": dim,
                     "batch": size,
-                    "gradient_bytes": size * dim * 4,
-                    "peak_bytes": peak.bytes,
+                    "gradient_bytes": probe.gradient_bytes,
+                    "step_bytes": probe.step_bytes,
                 }

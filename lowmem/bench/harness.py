@@ -67,6 +67,12 @@ class Timing:
         low, high = np.percentile([np.mean(repeat) for repeat in self.repeats], [25, 75])
         return float((high - low) / 2 / self.median) if self.median else 0.0
 
+    @property
+    def stall_share(self) -> float:
+        """The share of all timed seconds that steps took beyond twice the middle one."""
+        samples = self.samples
+        return float(np.maximum(samples - 2 * np.median(samples), 0).sum() / samples.sum())
+
     def percentile(self, percent: float) -> float:
         """Seconds that this percentage of all timed steps stayed below."""
         return float(np.percentile(self.samples, percent))

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from lowmem.bench import machine
-from lowmem.bench.report import Column, Result
+from lowmem.bench.report import Result
+from lowmem.bench.units import Column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

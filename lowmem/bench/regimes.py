@@ -14,19 +14,24 @@ from tqdm.auto import tqdm
 
 from lowmem.bench.cold import evict_all
 from lowmem.bench.contenders import NAMES, Disk, Way, make, make_shared
-from lowmem.bench.counters import Device
+from lowmem.bench.counters import Device, holding
+from lowmem.bench.figures import add_ratio, figures
 from lowmem.bench.harness import Contender, check_equal
 from lowmem.bench.limits import disk_limits, fill_random
-from lowmem.bench.turns import Run, add_ratio, figures, hot_ways, table, take_turns, turn
+from lowmem.bench.turns import (
+    Run,
+    counted,
+    meet,
+    size,
+    table,
+    turn,
+    watch,
+)
 from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
 from lowmem.dsa.store import HEADER_BYTES
 
 Rows = Iterator[dict[str, Any]]
 _STRETCHES = 10
-
-
-def size(rows: int, dim: int) -> str:
-    return f"{rows / 1e6:g}M × {dim}"
 
 
 def equal(names: Sequence[str], folder: Path, dim: int) -> tuple[list[str], list[str]]:
@@ -63,29 +68,26 @@ def equal(names: Sequence[str], folder: Path, dim: int) -> tuple[list[str], list
 
 
 def hot(
-    names: Sequence[str],
+    ways: Sequence[Way],
     folder: Path,
     *,
-    rows: int,
-    dim: int,
     ids: Sequence[str],
     batches: Sequence[int],
     seconds: float,
     limits: dict[str, float],
 ) -> Rows:
-    """Every row was touched before, and everything is in memory."""
-    param = table(rows, dim)
-    with contextlib.ExitStack() as stack:
-        ways = hot_ways(names, param, folder, stack)
-        device = Device(folder)
-        for source in [Ids(name, rows) for name in ids]:
-            for batch in batches:
-                runs = [Run(way, Gradients(source, batch, dim)) for way in ways]
-                label = f"hot: {WORKLOADS[source.name]}, {size(rows, dim)}, batch {batch:,}"
-                take_turns(runs, seconds=seconds, device=device, label=label)
-                group = [figures(run, limits, regime="hot", workload=label) for run in runs]
-                add_ratio(group, "to_sparse", NAMES["sparse-adam"])
-                yield from group
+    """Every row was touched before (see ``hot_ways``), and everything is in memory."""
+    return meet(
+        ways,
+        folder,
+        "hot",
+        regime="hot",
+        ids=ids,
+        batches=batches,
+        seconds=seconds,
+        limits=limits,
+        against={"to_sparse": "sparse-adam"},
+    )
 
 
 def fresh(
@@ -115,6 +117,7 @@ def fresh(
     stretches: dict[str, list[list[float]]] = {name: [] for name in names}
     runs: dict[str, Run] = {}
     states: dict[str, dict[str, int]] = {}
+    device = Device(folder)
     with tqdm(total=len(names) * repeats, desc=label, unit="run", leave=False) as bar:
         for repeat in range(repeats):
             for place in range(len(names)):
@@ -122,20 +125,21 @@ def fresh(
                 bar.set_postfix_str(NAMES[name])
                 home = folder / f"fresh-{repeat}"
                 home.mkdir(exist_ok=True)
-                way = make(name, param, home)
-                run = Run(way, grads)
-                run.timing = runs[name].timing if name in runs else run.timing
-                run.usage = runs[name].usage if name in runs else run.usage
-                try:
-                    samples = turn(run, float("inf"), most=steps // 2)
-                    way.flush()
-                    samples += turn(run, float("inf"), most=steps - steps // 2)
+                with contextlib.ExitStack() as stack:
+                    stack.callback(shutil.rmtree, home, ignore_errors=True)
+                    with holding() as held:
+                        way = make(name, param, home)
+                        stack.callback(way.close)
+                        run = runs.setdefault(name, Run(way, grads))
+                        run.way, run.number = way, 0
+                        with counted(run, device):
+                            samples = turn(run, float("inf"), most=steps // 2)
+                            way.flush()
+                            samples += turn(run, float("inf"), most=steps - steps // 2)
                     run.timing.repeats[-2:] = [samples]
-                    states[name] = way.state_bytes()
-                finally:
-                    way.close()
-                    shutil.rmtree(home, ignore_errors=True)
-                runs[name] = run
+                    way.held_bytes, states[name] = held.bytes, way.state_bytes()
+                    if repeat == repeats - 1:
+                        watch(run, float("inf"))
                 firsts[name].append(samples[0])
                 stretches[name].append(
                     [sum(samples[at * each : (at + 1) * each]) for at in range(_STRETCHES)]
@@ -179,24 +183,15 @@ def dropped(
         fill_random(path, HEADER_BYTES, rows * dim * 8, "filling the state")
         evict_all(ways)
         limits.update(disk_limits(path))
-        device = Device(folder)
-        for source in [Ids(name, rows) for name in ids]:
-            for batch in batches:
-                runs = [Run(way, Gradients(source, batch, dim)) for way in ways]
-                label = (
-                    f"cold, cache dropped before each step: {WORKLOADS[source.name]}, "
-                    f"{size(rows, dim)}, batch {batch:,}"
-                )
-                take_turns(
-                    runs,
-                    seconds=seconds,
-                    device=device,
-                    before=lambda: evict_all(ways),
-                    label=label,
-                )
-                group = [
-                    figures(run, limits, regime="cold-dropped", workload=label) for run in runs
-                ]
-                add_ratio(group, "to_memmap", NAMES["memmap"])
-                add_ratio(group, "to_random", NAMES["memmap-random"])
-                yield from group
+        yield from meet(
+            ways,
+            folder,
+            "cold, cache dropped before each step",
+            regime="cold-dropped",
+            ids=ids,
+            batches=batches,
+            seconds=seconds,
+            limits=limits,
+            against={"to_memmap": "memmap", "to_random": "memmap-random"},
+            before=lambda: evict_all(ways),
+        )

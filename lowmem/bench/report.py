@@ -13,29 +13,19 @@ import math
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lowmem.bench.units import Column, format_value
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMAT = 1
-UNITS = ("text", "count", "number", "s", "bytes", "bytes/s", "rows/s", "ratio", "share")
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a result's table: the rows' key, the title, and the unit (of ``UNITS``)."""
-
-    key: str
-    title: str
-    unit: str = "number"
-
-    def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise ValueError(f"unknown unit {self.unit!r} of column {self.key!r}; know {UNITS}")
+_WIDTH = 110  # of a terminal's table
 
 
 @dataclass
@@ -70,7 +60,7 @@ class Result:
             "command": self.command,
             "machine": self.machine,
             "main": self.main,
-            "columns": [[c.key, c.title, c.unit] for c in self.columns],
+            "columns": [[c.key, c.title, c.unit, c.regimes] for c in self.columns],
             "notes": self.notes,
             "rows": self.rows,
         }
@@ -101,11 +91,14 @@ class Result:
                 command=data["command"],
                 machine=data["machine"],
                 rows=data["rows"],
-                columns=[Column(*column) for column in data["columns"]],
+                columns=[
+                    Column(key, title, unit, tuple(*regimes))
+                    for key, title, unit, *regimes in data["columns"]
+                ],
                 main=data["main"],
                 notes=data["notes"],
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a whole benchmark result: {error!r}") from None
 
     def caption(self) -> str:
@@ -132,24 +125,23 @@ class Result:
         lines = []
         for workload, rows in self.by_workload().items():
             columns = self.shown_columns(rows)
-            cells = [[column.title for column in columns]]
+            titles = [column.title.split("\n") for column in columns]
+            high = max(map(len, titles), default=0)
+            titles = [[""] * (high - len(title)) + title for title in titles]
+            cells = [list(line) for line in zip(*titles, strict=True)]
             cells += [[format_value(row.get(c.key), c.unit) for c in columns] for row in rows]
             widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-            if workload:
-                lines.append(workload)
-            for number, line in enumerate(cells):
-                lines.append(
-                    "  "
-                    + "  ".join(
-                        cell.ljust(width) if column.unit == "text" else cell.rjust(width)
-                        for cell, width, column in zip(line, widths, columns, strict=True)
-                    ).rstrip()
-                )
-                if number == 0:
-                    lines.append("  " + "  ".join("-" * width for width in widths))
+            cells.insert(high, ["-" * width for width in widths])
+            lines += [workload] if workload else []
+            for line in cells:
+                aligned = [
+                    cell.ljust(width) if column.unit == "text" else cell.rjust(width)
+                    for cell, width, column in zip(line, widths, columns, strict=True)
+                ]
+                lines.append(("  " + "  ".join(aligned)).rstrip())
             lines.append("")
-        lines += self.notes
-        lines.append(self.caption())
+        for text in [*self.notes, self.caption()]:
+            lines += textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
         return "\n".join(lines)
 
     def markdown(self) -> str:
@@ -159,7 +151,8 @@ class Result:
             columns = self.shown_columns(rows)
             if workload:
                 lines += [f"**{workload}**", ""]
-            lines.append("| " + " | ".join(column.title for column in columns) + " |")
+            titles = [column.title.replace("\n", " ") for column in columns]
+            lines.append("| " + " | ".join(titles) + " |")
             lines.append(
                 "|" + "|".join("---" if c.unit == "text" else "---:" for c in columns) + "|"
             )
@@ -178,8 +171,8 @@ class Result:
         return groups
 
     def shown_columns(self, rows: Sequence[dict[str, Any]]) -> list[Column]:
-        """The columns of which at least one of these rows has a figure."""
-        return [c for c in self.columns if any(row.get(c.key) is not None for row in rows)]
+        """The columns that are for these rows and say something of at least one."""
+        return [column for column in self.columns if column.shown(rows)]
 
     def figure(self) -> Figure:
         """Bars of the main figure, one panel a workload, or the benchmark's own picture."""
@@ -216,42 +209,6 @@ class Result:
             Path(path).write_bytes(self.plot_png)
         else:
             self.figure().savefig(path, dpi=120, format="png", metadata={"Software": None})
-
-
-def format_value(value: Any, unit: str) -> str:
-    """A figure as people read it: ``62.1 ms``, ``1.24 GB``, ``8.6 M/s``, ``0.71``."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    if unit == "text":
-        return str(value)
-    if unit == "count":
-        return f"{int(value):,}"
-    if unit == "share":
-        return f"{value * 100:.0f} %" if value >= 0.1 else f"{value * 100:.2g} %"
-    if unit == "s":
-        for factor, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-            if abs(value) >= factor or name == "µs":
-                return f"{_digits(value / factor)} {name}"
-    if unit in ("bytes", "bytes/s", "rows/s"):
-        base, rate = (
-            ("B" if unit.startswith("bytes") else ""),
-            ("/s" if unit.endswith("/s") else ""),
-        )
-        for factor, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-            if abs(value) >= factor:
-                return f"{_digits(value / factor)} {name}{base}{rate}"
-        return f"{_digits(value)} {base}{rate}".rstrip()
-    return _digits(value)
-
-
-def _digits(value: float) -> str:
-    return (
-        f"{value:.0f}"
-        if abs(value) >= 100
-        else f"{value:.1f}"
-        if abs(value) >= 10
-        else f"{value:.2f}"
-    )
 
 
 def _plain(value: Any) -> Any:

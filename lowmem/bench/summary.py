@@ -15,9 +15,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
         ("fresh", "worst_stretch", "SparseAdam in its worst stretch of steps"),
         ("end-to-end", "to_sparse", "SparseAdam"),
         ("cold-dropped", "to_memmap", "memmap"),
-        ("cold-dropped", "to_random", "memmap, sorted, MADV_RANDOM"),
+        ("cold-dropped", "to_random", "memmap with MADV_RANDOM"),
         ("cold-limit", "to_memmap", "memmap"),
-        ("cold-limit", "to_random", "memmap, sorted, MADV_RANDOM"),
+        ("cold-limit", "to_random", "memmap with MADV_RANDOM"),
     ):
         values = [
             row[key]

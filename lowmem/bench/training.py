@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowmem.bench.contenders import NAMES, Way
-from lowmem.bench.counters import Device
-from lowmem.bench.turns import Run, add_ratio, figures, hot_ways, table, take_turns
-from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
+from lowmem.bench.contenders import Way
+from lowmem.bench.turns import Run, meet
 
 
 class Training(Way):
@@ -23,7 +20,7 @@ class Training(Way):
 
     def __init__(self, way: Way) -> None:
         super().__init__(way.param)
-        self.name, self.takes_dense = way.name, way.takes_dense
+        self.name, self.takes_dense, self.held_bytes = way.name, way.takes_dense, way.held_bytes
         self.way = way
         self.ids = torch.empty(0, dtype=torch.int64)
 
@@ -38,10 +35,15 @@ class Training(Way):
     def state_bytes(self) -> dict[str, int]:
         return self.way.state_bytes()
 
+    def places(self) -> list[tuple[int, int]]:
+        return self.way.places()
+
 
 @dataclass
 class TrainingRun(Run):
-    """A run whose gradients the model makes itself."""
+    """A run whose gradients the model makes itself: they are part of the step's memory."""
+
+    gradient_bytes = 0
 
     def load(self) -> None:
         assert isinstance(self.way, Training)
@@ -50,34 +52,29 @@ class TrainingRun(Run):
 
 
 def end_to_end(
-    names: Sequence[str],
+    ways: Sequence[Way],
     folder: Path,
     *,
-    rows: int,
-    dim: int,
     ids: Sequence[str],
     batch: int,
     seconds: float,
     limits: dict[str, float],
 ) -> Iterator[dict[str, Any]]:
     """Rows of the result: the same contenders as in ``hot``, in a training loop."""
-    param = table(rows, dim)
-    with contextlib.ExitStack() as stack:
-        ways = [Training(way) for way in hot_ways(names, param, folder, stack)]
-        param.data.uniform_(-0.1, 0.1)
-        device = Device(folder)
-        for source in [Ids(name, rows) for name in ids]:
-            label = (
-                f"end to end, forward, backward and step: {WORKLOADS[source.name]}, "
-                f"{rows / 1e6:g}M × {dim}, {batch // 2:,} pairs a step"
-            )
-            grads = Gradients(source, batch, dim)
-            runs = [TrainingRun(way, grads) for way in ways]
-            take_turns(runs, seconds=seconds, device=device, label=label)
-            group = [figures(run, limits, regime="end-to-end", workload=label) for run in runs]
-            add_ratio(group, "to_sparse", NAMES["sparse-adam"])
-            for row in group:
-                row["samples_per_s"] = batch // 2 / row["step_s"]
-                del row["rows_per_s"]
-                row.pop("limit_share", None)
-            yield from group
+    ways[0].param.data.uniform_(-0.1, 0.1)
+    for row in meet(
+        [Training(way) for way in ways],
+        folder,
+        "end to end (forward, backward, step; pairs of ids)",
+        regime="end-to-end",
+        ids=ids,
+        batches=[batch],
+        seconds=seconds,
+        limits=limits,
+        against={"to_sparse": "sparse-adam"},
+        kind=TrainingRun,
+    ):
+        row["samples_per_s"] = batch // 2 / row["step_s"]
+        del row["rows_per_s"]
+        row.pop("limit_share", None)
+        yield row

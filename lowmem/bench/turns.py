@@ -1,40 +1,59 @@
-"""Timing optimizers in turns on one table, and the figures of a result's row."""
+"""Timing optimizers in turns on one table."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from lowmem.bench.contenders import Way, make
-from lowmem.bench.counters import Device, Usage
+from lowmem.bench.contenders import NAMES, Way, make
+from lowmem.bench.counters import (
+    Device,
+    PeakMemory,
+    Usage,
+    holding,
+    mapped_bytes,
+    trim,
+)
+from lowmem.bench.figures import add_ratio, figures
 from lowmem.bench.harness import Timing
-from lowmem.bench.workloads import Gradients, Ids
+from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
 
-PAGE = 4096
+_WATCHED = 10  # steps whose memory is watched
 
 
 @dataclass
 class Run:
-    """One contender with one stream of gradients, and what was measured."""
+    """One contender with one stream of gradients, and what was measured.
+
+    ``device_*`` stay ``None`` where the system does not count. ``step_bytes`` is the most
+    memory that a step took for a while, ``cache_bytes`` what of the state's file was mapped.
+    """
 
     way: Way
     grads: Gradients
     timing: Timing = field(default_factory=Timing)
     usage: Usage = field(default_factory=Usage)
-    device_read: int = 0
-    device_written: int = 0
+    device_read: int | None = None
+    device_written: int | None = None
+    step_bytes: int = 0
+    cache_bytes: int = 0
     number: int = 0
     dense: Tensor | None = None
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradient that lies there when the step begins."""
+        count = self.grads.ids.rows if self.way.takes_dense else self.grads.batch
+        return 4 * self.grads.dim * count
 
     def load(self) -> None:
         """Put the next step's gradient where autograd would have left it."""
@@ -89,6 +108,40 @@ def turn(
     return samples
 
 
+def watch(run: Run, seconds: float, before: Callable[[], object] | None = None) -> list[float]:
+    """A few steps that are not timed, at least one; the memory that they take is noted."""
+    for number in range(run.number, run.number + _WATCHED):
+        run.grads.ids_at(number)  # made now: they are not the step's memory
+    if run.way.takes_dense:
+        run.load()
+    trim()  # what earlier steps gave back must not serve this one unseen
+    with PeakMemory() as peak:
+        samples = turn(run, seconds, timed=False, before=before, most=_WATCHED)
+    run.step_bytes = max(run.step_bytes, peak.bytes)
+    return samples
+
+
+def warm_up(run: Run, seconds: float, before: Callable[[], object] | None = None) -> None:
+    """Steps that are not timed, at least one; the first few are watched."""
+    left = seconds - sum(watch(run, seconds, before))
+    if left > 0:
+        turn(run, left, timed=False, before=before)
+
+
+@contextlib.contextmanager
+def counted(run: Run, device: Device | None) -> Iterator[None]:
+    """Add what the device reads and writes meanwhile to the run, and look at its cached pages."""
+    if device is None or not device.known:
+        yield
+    else:
+        seen = device.bytes()
+        yield
+        now = device.bytes()
+        run.device_read = (run.device_read or 0) + now[0] - seen[0]
+        run.device_written = (run.device_written or 0) + now[1] - seen[1]
+    run.cache_bytes = mapped_bytes([address for address, _ in run.way.places()])
+
+
 def take_turns(
     runs: Sequence[Run],
     *,
@@ -105,87 +158,54 @@ def take_turns(
     with tqdm(total=len(runs) * (repeats + 1), desc=label, unit="turn", leave=False) as bar:
         for run in runs:
             bar.set_postfix_str(f"warming up {run.way.name}")
-            turn(run, seconds / 2, timed=False, before=before)
+            warm_up(run, seconds / 2, before)
             bar.update()
         for repeat in range(repeats):
             for place in range(len(runs)):
                 run = runs[(repeat + place) % len(runs)]
                 bar.set_postfix_str(run.way.name)
-                seen = device.bytes() if device else (0, 0)
-                turn(run, seconds, before=before)
-                if device:
-                    now = device.bytes()
-                    run.device_read += now[0] - seen[0]
-                    run.device_written += now[1] - seen[1]
+                with counted(run, device):
+                    turn(run, seconds, before=before)
                 bar.update()
 
 
-def figures(
-    run: Run, limits: dict[str, float], state: dict[str, int] | None = None, **labels: Any
-) -> dict[str, Any]:
-    """A result's row: labels, times, rates, traffic a step, and shares of the limits.
+def meet(
+    ways: Sequence[Way],
+    folder: Path,
+    title: str,
+    *,
+    regime: str,
+    ids: Sequence[str],
+    batches: Sequence[int],
+    seconds: float,
+    limits: dict[str, float],
+    against: dict[str, str],
+    before: Callable[[], object] | None = None,
+    kind: type[Run] = Run,
+) -> Iterator[dict[str, Any]]:
+    """Rows of the result: contenders on one table, with every kind of ids and every batch.
 
-    ``rows_per_s`` counts different rows, ``ids_per_s`` gradient rows with duplicates.
-    ``memory_share`` is the traffic that the step cannot avoid, 24 bytes a weight of each
-    different row and 4 a gradient value, as a share of the memory's bandwidth.
-    ``disk_share`` is the pages that were read and that the step needed, as a share of the
-    disk's random 4 KiB reads at queue depth 32. ``limit_share`` is the larger one.
-    ``state`` is for a contender that is closed.
+    Args:
+        title: of the regime; the workload's follows it.
+        against: the key of a ratio, and the contender (of ``NAMES``) that it is taken to.
+        before: called before each step, not timed.
     """
-    grads, timing = run.grads, run.timing
-    steps = len(timing.samples)
-    distinct = float(np.mean([grads.distinct(n) for n in range(min(8, run.number))]))
-    state = run.way.state_bytes() if state is None else state
-    step_s = timing.median
-    row: dict[str, Any] = {
-        **labels,
-        "contender": run.way.name,
-        "rows": grads.ids.rows,
-        "dim": grads.dim,
-        "batch": grads.batch,
-        "ids": grads.ids.name,
-        "distinct": distinct,
-        "rows_per_s": distinct / step_s,
-        "ids_per_s": grads.batch / step_s,
-        **timing.row(),
-        "major_faults": run.usage.major_faults / steps,
-        "minor_faults": run.usage.minor_faults / steps,
-        "read_bytes": run.usage.read_bytes / steps,
-        "written_bytes": run.usage.written_bytes / steps,
-        "device_read_bytes": run.device_read / steps,
-        "device_written_bytes": run.device_written / steps,
-        **{f"{kind}_bytes": size for kind, size in state.items()},
-    }
-    for percent in (50, 95, 99):  # of few steps too: a cold step takes seconds
-        row[f"p{percent}_s"] = timing.percentile(percent)
-    traffic = 24 * grads.dim * distinct + 4 * grads.dim * grads.batch
-    if run.way.takes_dense:
-        traffic = 28 * grads.dim * grads.ids.rows
-    if limits.get("update_bytes_per_s"):
-        row["memory_share"] = traffic / step_s / limits["update_bytes_per_s"]
-    if limits.get("random_read_iops_qd32") and run.usage.read_bytes:
-        pages = min(run.usage.read_bytes / steps / PAGE, touched_pages(run))
-        row["disk_share"] = pages / step_s / limits["random_read_iops_qd32"]
-    shares = [row[key] for key in ("memory_share", "disk_share") if key in row]
-    if shares:
-        row["limit_share"] = max(shares)
-    return row
+    rows, dim = ways[0].param.shape
+    device = Device(folder)
+    for source in [Ids(name, rows) for name in ids]:
+        for batch in batches:
+            grads = Gradients(source, batch, dim)
+            runs = [kind(way, grads) for way in ways]
+            label = f"{title}: {WORKLOADS[source.name]}, {size(rows, dim)}, batch {batch:,}"
+            take_turns(runs, seconds=seconds, device=device, before=before, label=label)
+            group = [figures(run, limits, regime=regime, workload=label) for run in runs]
+            for key, name in against.items():
+                add_ratio(group, key, NAMES[name])
+            yield from group
 
 
-def touched_pages(run: Run) -> float:
-    """Pages of the file that a step touches, on average."""
-    counts = []
-    for number in range(min(8, run.number)):
-        rows = np.unique(run.grads.ids_at(number))
-        count = 0
-        for address, size in run.way.places():
-            first = (address + rows * size) // PAGE
-            last = (address + (rows + 1) * size - 1) // PAGE
-            spans = np.concatenate([first + n for n in range(int((last - first).max()) + 1)])
-            ends = np.tile(last, len(spans) // len(last))
-            count += len(np.unique(spans[spans <= ends]))
-        counts.append(count)
-    return float(np.mean(counts))
+def size(rows: int, dim: int) -> str:
+    return f"{rows / 1e6:g}M × {dim}"
 
 
 def table(rows: int, dim: int) -> Tensor:
@@ -194,24 +214,18 @@ def table(rows: int, dim: int) -> Tensor:
 
 
 def hot_ways(
-    names: Sequence[str], param: Tensor, folder: Path, stack: contextlib.ExitStack
+    names: Sequence[str], folder: Path, stack: contextlib.ExitStack, *, rows: int, dim: int
 ) -> list[Way]:
-    """New contenders whose every row has been touched; ``stack`` closes them."""
-    rows, dim = param.shape
+    """New contenders on one table, whose every row has been touched; ``stack`` closes them."""
+    param = table(rows, dim)
     param.data.fill_(0.01)
     ways = []
     for name in names:
-        way = make(name, param, folder)
-        stack.callback(way.close)
-        ways.append(way)
-        turn(Run(way, Gradients(Ids("uniform", rows), 16, dim)), 0, timed=False)
-        way.touch_all()
+        with holding() as held:
+            way = make(name, param, folder)
+            stack.callback(way.close)
+            ways.append(way)
+            turn(Run(way, Gradients(Ids("uniform", rows), 16, dim)), 0, timed=False)
+            way.touch_all()
+        way.held_bytes = held.bytes
     return ways
-
-
-def add_ratio(rows: list[dict[str, Any]], key: str, to: str) -> None:
-    """Give each row ``key``: how many times as fast as the contender ``to`` it is."""
-    base = next((row["step_s"] for row in rows if row["contender"] == to), None)
-    if base:
-        for row in rows:
-            row[key] = base / row["step_s"]

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from lowmem.bench.report import Column, Result
+from lowmem.bench.report import Result
+from lowmem.bench.units import Column
 from lowmem.cli import bench, main
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowmem.bench.report import Column, Result, format_value, main, update_readme
+from lowmem.bench.report import Result, main, update_readme
+from lowmem.bench.units import Column, format_value
 
 
 def result(**changes) -> Result:
