@@ -8,6 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from lowmem import DSA
 from lowmem.dsa.reference import adam_rows_
@@ -432,3 +436,36 @@ def test_tables_with_more_than_two_dimensions():
                 optimizer.step()
         assert opt.read_state(ours, [1])["exp_avg"].shape == (1, 2, 3)
     torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["none", "pre", "post", "global pre", "global post"])
+def test_hooks_and_the_profiler_see_a_step_as_any_optimizers(kind, tmp_path):
+    table = nn.Embedding(10, 4, sparse=True)
+    calls = []
+
+    def note(*arguments):
+        calls.append(arguments[0])
+
+    with DSA(table.parameters(), directory=tmp_path / "m") as opt:
+        register = {
+            "none": lambda hook: None,
+            "pre": opt.register_step_pre_hook,
+            "post": opt.register_step_post_hook,
+            "global pre": register_optimizer_step_pre_hook,
+            "global post": register_optimizer_step_post_hook,
+        }[kind]
+        handle = register(note)
+        try:
+            table(torch.tensor([1, 2])).sum().backward()
+            opt.step()
+            assert calls == ([] if kind == "none" else [opt])
+        finally:
+            if handle is not None:
+                handle.remove()
+        with torch.profiler.profile() as profile:
+            opt.step()
+        opt.step()
+    assert calls == ([] if kind == "none" else [opt])
+    assert [
+        event.count for event in profile.key_averages() if event.key == "Optimizer.step#DSA.step"
+    ] == [1]
