@@ -21,10 +21,11 @@ import sys
 import tokenize
 import warnings
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any
 
 Triple = tuple[str, str, str]
+_Inner = tuple[Sequence[Any], str, str]  # nodes to read next, and their scope and class
 
 MAX_SOURCE_BYTES = 2_000_000  # generated tables, mostly; ast would take gigabytes for them
 
@@ -76,46 +77,65 @@ class _Reader:
         stack.reverse()
         while stack:
             node, scope, owner = stack.pop()
-            children: Iterable[Any] = ()
-            match node:
-                case ast.Constant():
-                    continue
-                case ast.Name():
-                    self.bare_name(node, scope, owner)
-                    continue
-                case ast.Attribute():
-                    self.attribute(node, scope, owner)
-                    # The chain is named as a whole; what it hangs on is still to be read.
-                    root: ast.AST = node
-                    while isinstance(root, ast.Attribute):
-                        root = root.value
-                    children = () if isinstance(root, ast.Name) else (root,)
-                case ast.Call():
-                    self.call(node, scope, owner)
-                    inner: tuple[Any, ...] = () if isinstance(node.func, ast.Name) else (node.func,)
-                    children = (*inner, *node.args, *node.keywords)
-                case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    scope = self.function(node, scope, owner)
-                    children = (*node.args.defaults, *node.args.kw_defaults, *node.body)
-                case ast.ClassDef():
-                    scope = owner = self.class_(node, scope, owner)
-                    children = node.body
-                case ast.Import() | ast.ImportFrom():
-                    self.import_(node)
-                case ast.Raise():
-                    error = self.raise_(node, scope, owner)
-                    children = (*error.args, *error.keywords) if error else (node.cause,)
-                case ast.ExceptHandler():
-                    for name in self.type_names(node.type, owner):
-                        self.add(scope, "catches", name)
-                    children = node.body
-                case ast.AnnAssign():
-                    children = (node.target, node.value)
-                case _:
-                    children = ast.iter_child_nodes(node)
-            first = len(stack)
-            stack += [(child, scope, owner) for child in children if child is not None]
-            stack[first:] = stack[: first - 1 if first else None : -1]  # read in source order
+            kind = type(node)
+            visit = _VISITORS.get(kind)
+            if visit is not None:
+                children, scope, owner = visit(self, node, scope, owner)
+            else:
+                children = []
+                fields = _FIELDS.get(kind)
+                for name in _fields_of(kind) if fields is None else fields:
+                    child = getattr(node, name, None)
+                    if type(child) is list:
+                        children += child
+                    else:
+                        children.append(child)
+            for child in reversed(children):  # so that they are read in source order
+                if type(child) not in _LEAVES:
+                    stack.append((child, scope, owner))
+
+    def visit_name(self, node: ast.Name, scope: str, owner: str) -> _Inner:
+        self.bare_name(node, scope, owner)
+        return (), scope, owner
+
+    def visit_attribute(self, node: ast.Attribute, scope: str, owner: str) -> _Inner:
+        self.attribute(node, scope, owner)
+        # The chain is named as a whole; what it hangs on is still to be read.
+        root: ast.AST = node
+        while type(root) is ast.Attribute:
+            root = root.value
+        return () if type(root) is ast.Name else (root,), scope, owner
+
+    def visit_call(self, node: ast.Call, scope: str, owner: str) -> _Inner:
+        self.call(node, scope, owner)
+        inner = [] if type(node.func) is ast.Name else [node.func]
+        return [*inner, *node.args, *node.keywords], scope, owner
+
+    def visit_function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: str, owner: str
+    ) -> _Inner:
+        scope = self.function(node, scope, owner)
+        return [*node.args.defaults, *node.args.kw_defaults, *node.body], scope, owner
+
+    def visit_class(self, node: ast.ClassDef, scope: str, owner: str) -> _Inner:
+        name = self.class_(node, scope, owner)
+        return node.body, name, name
+
+    def visit_import(self, node: ast.Import | ast.ImportFrom, scope: str, owner: str) -> _Inner:
+        self.import_(node)
+        return (), scope, owner
+
+    def visit_raise(self, node: ast.Raise, scope: str, owner: str) -> _Inner:
+        error = self.raise_(node, scope, owner)
+        return [*error.args, *error.keywords] if error else (node.cause,), scope, owner
+
+    def visit_handler(self, node: ast.ExceptHandler, scope: str, owner: str) -> _Inner:
+        for name in self.type_names(node.type, owner):
+            self.add(scope, "catches", name)
+        return node.body, scope, owner
+
+    def visit_annotated(self, node: ast.AnnAssign, scope: str, owner: str) -> _Inner:
+        return (node.target, node.value), scope, owner
 
     def bare_name(self, node: ast.Name, scope: str, owner: str) -> None:
         if isinstance(node.ctx, ast.Store):
@@ -272,6 +292,31 @@ class _Reader:
         if name is not None:
             self.add(scope, "raises", name)
         return error
+
+
+# What is not read like any other node. A look-up, because there are millions of nodes.
+_VISITORS: dict[type, Callable[[_Reader, Any, str, str], _Inner]] = {
+    ast.Name: _Reader.visit_name,
+    ast.Attribute: _Reader.visit_attribute,
+    ast.Call: _Reader.visit_call,
+    ast.FunctionDef: _Reader.visit_function,
+    ast.AsyncFunctionDef: _Reader.visit_function,
+    ast.ClassDef: _Reader.visit_class,
+    ast.Import: _Reader.visit_import,
+    ast.ImportFrom: _Reader.visit_import,
+    ast.Raise: _Reader.visit_raise,
+    ast.ExceptHandler: _Reader.visit_handler,
+    ast.AnnAssign: _Reader.visit_annotated,
+}
+# What a field can hold that has no names inside.
+_LEAVES = frozenset({type(None), str, int, bool, ast.Constant, ast.Pass, ast.Break, ast.Continue})
+# Fields of a kind of node that can hold other nodes with names inside.
+_FIELDS: dict[type, tuple[str, ...]] = {}
+_NO_NODES = frozenset({"ctx", "op", "ops", "id", "attr", "kind", "conversion", "type_comment"})
+
+
+def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
+    return _FIELDS.setdefault(kind, tuple(n for n in kind._fields if n not in _NO_NODES))
 
 
 def read_source(path: str) -> bytes:

@@ -37,6 +37,11 @@ class Ranking:
         """Mean reciprocal rank."""
         return float((1.0 / self.ranks).mean()) if len(self.ranks) else float("nan")
 
+    @property
+    def median(self) -> float:
+        """The middle rank: half of the answers rank better."""
+        return float(np.median(self.ranks)) if len(self.ranks) else float("nan")
+
     def hits(self, k: int = 10) -> float:
         """The share of questions whose answer ranks among the first ``k``."""
         return float((self.ranks <= k).mean()) if len(self.ranks) else float("nan")

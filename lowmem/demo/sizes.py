@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +13,6 @@ ROWS, DIM = 10_000_000, 128
 _RAM_ASIDE = 3 << 30  # for torch, the graph, a batch, and the page cache of the store
 _VRAM_ASIDE = 1 << 30
 _DISK_ASIDE = 1 << 30
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
-
-
-def parse_count(text: str) -> int:
-    """A whole positive number as people write it: ``10M``, ``1e7``, ``10_000_000``, ``250k``.
-
-    Raises:
-        ValueError: anything else.
-    """
-    match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)([kmgb]?)", text.lower())
-    if match:
-        value = float(re.sub("[_,]", "", match[1])) * _UNITS[match[2]]
-        if 1 <= value < 2**53 and value == int(value):
-            return int(value)
-    raise ValueError(
-        f"expected a whole number above zero, such as 10M, 1e7 or 250000, got {text!r}"
-    )
 
 
 @dataclass(frozen=True)

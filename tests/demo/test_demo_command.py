@@ -95,8 +95,11 @@ def test_own_triples_and_a_kept_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--rows", "0"], "argument --rows: expected a whole number above zero"),
-        (["--rows", "many"], "argument --rows: expected a whole number above zero"),
+        (
+            ["--rows", "0"],
+            "the number is '0'; it must be a whole number of at least 1",
+        ),
+        (["--rows", "many"], "argument --rows: the number is 'many'; write it as 10000000"),
         (["--dim", "7"], "argument --dim: expected an even number"),
         (["--seconds", "-1"], "argument --seconds: expected seconds above zero"),
         (["--seconds", "nan"], "argument --seconds: expected seconds above zero"),
