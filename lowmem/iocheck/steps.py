@@ -137,7 +137,7 @@ class SampleStore:
         """Steps on random rows of which no page is in memory, and their write-back.
 
         Pages are read one by one, as DSA reads them from a large store, and from a small one
-        after the first step that met missing pages.
+        once pages of it that were read had gone again.
 
         Args:
             distinct: different rows of a step of the person's own.
