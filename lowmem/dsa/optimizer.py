@@ -7,14 +7,12 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
-from torch.optim.adam import adam
 from torch.optim.optimizer import (
     Optimizer,
     ParamsT,
@@ -22,17 +20,13 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-from lowmem.dsa import checkpoint, interrupts, states, transfer
+from lowmem.dsa import checkpoint, checks, dense, interrupts, states, transfer
 from lowmem.dsa.estate import Durability, Estate
 from lowmem.dsa.folder import Mode
 from lowmem.dsa.residency import Prefetch
 from lowmem.dsa.table import AdamScalars, Table, Touched, table_shape
 
 log = logging.getLogger(__name__)
-
-# A dense gradient of a table at least this tall and this large is most likely a mistake.
-_EMBEDDING_ROWS = 10_000
-_EMBEDDING_BYTES = 64 << 20
 
 
 class DSA(Optimizer):
@@ -98,9 +92,9 @@ class DSA(Optimizer):
         # the first step do not wait for.
         from lowmem.kernels import cpu, ids  # noqa: F401
 
-        _require_choice("mode", mode, ("create", "resume", "overwrite", "resume-unclean"))
-        _require_choice("prefetch", prefetch, ("auto", "always", "never"))
-        _require_choice("durability", durability, ("process", "power", "none"))
+        checks.require_choice("mode", mode, ("create", "resume", "overwrite", "resume-unclean"))
+        checks.require_choice("prefetch", prefetch, ("auto", "always", "never"))
+        checks.require_choice("durability", durability, ("process", "power", "none"))
         if isinstance(params, torch.nn.Module):
             raise TypeError(
                 f"DSA takes parameters, not a {type(params).__name__}: pass model.parameters()"
@@ -113,7 +107,7 @@ class DSA(Optimizer):
         estate = Estate(directory, mode, prefetch, durability)
         try:
             estate.adopt(self._numbers, self._labels)
-            likely = sum(_moment_bytes(p) for p in self._numbers if _embedding_sized(p))
+            likely = sum(checks.moment_bytes(p) for p in self._numbers if checks.embedding_sized(p))
             estate.require_space(likely)
         except BaseException:
             estate.close()
@@ -147,7 +141,7 @@ class DSA(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as for any torch optimizer; its options are checked."""
         group = {**self.defaults, **param_group}
-        _check_hyperparameters(group["lr"], group["betas"], group["eps"])
+        checks.check_hyperparameters(group["lr"], group["betas"], group["eps"])
         super().add_param_group(param_group)
         added = self.param_groups[-1]
         names = added.get("param_names") or [None] * len(added["params"])
@@ -188,7 +182,7 @@ class DSA(Optimizer):
 
     def _step(self, estate: Estate) -> None:
         sparse: list[tuple[Table, Touched, dict[str, Any]]] = []
-        dense: list[tuple[dict[str, Any], list[Tensor]]] = []
+        in_ram: list[tuple[dict[str, Any], list[Tensor]]] = []
         for group in self.param_groups:
             in_memory = []
             for param in group["params"]:
@@ -204,8 +198,8 @@ class DSA(Optimizer):
                 else:
                     in_memory.append(param)
             if in_memory:
-                dense.append((group, in_memory))
-        self._update(estate, sparse, dense)
+                in_ram.append((group, in_memory))
+        self._update(estate, sparse, in_ram)
 
     @torch.no_grad()
     def step_rows(self, param: Tensor, indices: Tensor, row_grads: Tensor) -> None:
@@ -245,7 +239,7 @@ class DSA(Optimizer):
         self,
         estate: Estate,
         sparse: list[tuple[Table, Touched, dict[str, Any]]],
-        dense: list[tuple[dict[str, Any], list[Tensor]]],
+        in_ram: list[tuple[dict[str, Any], list[Tensor]]],
     ) -> None:
         """The part of a step that changes things; what can fail comes first."""
         estate.require_whole()
@@ -259,53 +253,20 @@ class DSA(Optimizer):
             )
             for table, touched, group in sparse
         ]
-        for group, in_memory in dense:
-            _check_hyperparameters(group["lr"], group["betas"], group["eps"])
-            self._init_in_memory(in_memory)
+        for group, in_memory in in_ram:
+            checks.check_hyperparameters(group["lr"], group["betas"], group["eps"])
+            dense.prepare(in_memory, self.state, self._labels)
         for table, touched, _ in sparse:
             table.prepare(touched)
         with interrupts.whole():
             try:
                 for table, touched, scalars in work:
                     table.update(touched, scalars)
-                for group, in_memory in dense:
-                    self._step_in_memory(group, in_memory)
+                for group, in_memory in in_ram:
+                    dense.update(in_memory, self.state, group)
             except BaseException:
                 estate.half_done = True
                 raise
-
-    def _init_in_memory(self, params: list[Tensor]) -> None:
-        for param in params:
-            state = self.state[param]
-            if not state:
-                state["step"] = torch.zeros(())
-                state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            elif state["exp_avg"].shape != param.shape or state["exp_avg"].device != param.device:
-                found = state["exp_avg"]
-                raise RuntimeError(
-                    f"{self._labels[param]} is {tuple(param.shape)} on {param.device} now; its "
-                    f"moments were made for {tuple(found.shape)} on {found.device}. Make a new "
-                    "optimizer after resizing or moving a model"
-                )
-
-    @torch.no_grad()
-    def _step_in_memory(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        adam(
-            params,
-            [param.grad for param in params if param.grad is not None],
-            [self.state[param]["exp_avg"] for param in params],
-            [self.state[param]["exp_avg_sq"] for param in params],
-            [],
-            [self.state[param]["step"] for param in params],
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=0.0,
-            eps=group["eps"],
-            maximize=group["maximize"],
-        )
 
     # -- homes -------------------------------------------------------------------------
 
@@ -326,11 +287,11 @@ class DSA(Optimizer):
                 f"{label} had dense gradients until now and got a sparse one; use sparse=True "
                 "from the start"
             )
-        if not sparse and param not in self.state and _embedding_sized(param):
+        if not sparse and param not in self.state and checks.embedding_sized(param):
             rows, dim = table_shape(param)
             warnings.warn(
                 f"{label} ({rows:,} × {dim}) got a dense gradient, so its Adam moments take "
-                f"{_moment_bytes(param) / 1e9:.2f} GB of memory. Pass sparse=True to its "
+                f"{checks.moment_bytes(param) / 1e9:.2f} GB of memory. Pass sparse=True to its "
                 "nn.Embedding or nn.EmbeddingBag to keep them on disk",
                 stacklevel=5,
             )
@@ -458,7 +419,7 @@ class DSA(Optimizer):
             extra: anything of tensors, numbers, strings, lists and dicts (a scheduler's
                 state, a random state), returned by :meth:`load_extra`.
         """
-        _require_path_first(path)
+        checks.require_path_first(path)
         estate = self._open_estate()
         with estate.busy:
             checkpoint.save(path, self, model, extra, estate)
@@ -471,7 +432,7 @@ class DSA(Optimizer):
         Raises:
             StoreError: the stores here are others, or cannot go back to that step.
         """
-        _require_path_first(path)
+        checks.require_path_first(path)
         return checkpoint.load(path, self, model)
 
     def load_extra(self, path: str | os.PathLike[str]) -> Any:
@@ -530,42 +491,3 @@ class DSA(Optimizer):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}; choose one of {', '.join(map(repr, choices))}")
-
-
-def _require_path_first(path: Any) -> None:
-    if isinstance(path, torch.nn.Module):
-        raise TypeError("the path comes first, then the model")
-
-
-def _check_hyperparameters(lr: Any, betas: Iterable[float], eps: float) -> None:
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
-    if not float(lr) >= 0.0:
-        raise ValueError(f"Invalid learning rate: {lr}")
-    if not float(eps) >= 0.0:
-        raise ValueError(f"Invalid epsilon value: {eps}")
-    betas = tuple(betas)
-    if len(betas) != 2:
-        raise ValueError(f"betas={betas} must be two numbers")
-    for index, beta in enumerate(betas):
-        if not 0.0 <= float(beta) < 1.0:
-            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
-
-
-def _moment_bytes(param: Tensor) -> int:
-    """Of both moments; a lazy parameter has no size yet."""
-    return 2 * 4 * param.numel()
-
-
-def _embedding_sized(param: Tensor) -> bool:
-    return (
-        not is_lazy(param)
-        and param.dim() == 2
-        and param.shape[0] >= _EMBEDDING_ROWS
-        and param.numel() * 4 >= _EMBEDDING_BYTES
-    )
