@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowmem.plan.counts import parse_count
+from lowmem.units import parse_count
 
 REGIMES = (
     "first-step",
@@ -109,7 +109,7 @@ class Settings:
             names=args.contenders or list(CONTENDERS),
             fresh_names=("sparse-adam", "dsa") if quick else CONTENDERS[1:],
             batches=pick(args.batch, [8192], grid, [1024, 4096, 16384, 65536]),
-            fresh_batches=pick(args.batch, [8192], [8192], grid),
+            fresh_batches=pick(args.batch, [8192], [1024, 8192], grid),
             rows=pick(args.rows, [200_000], [1_000_000], [1_000_000, 10_000_000]),
             dims=pick(args.dim, [128], [128], [32, 128, 512]),
             flat_rows=sorted(
@@ -120,7 +120,7 @@ class Settings:
                     [1_000_000, 10_000_000, 40_000_000],
                 )
             ),
-            flat_dim=args.dim[0] if args.dim else 128 if full else 32,
+            flat_dim=args.dim[0] if args.dim else 128,
             cold_rows=pick(args.cold_rows, [400_000], [10_000_000], [10_000_000]),
             cold_batches=pick(args.cold_batch, [1024], [8192], grid),
             limit=int((args.limit or (0.15 if quick else 4)) * (1 << 30)),
