@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import lowmem
 from lowmem.cli import main
 from lowmem.plan import Machine, Plan, cached_share, parse_count, plan
-from lowmem.plan.counts import parse_bytes, short_bytes, short_count
+from lowmem.units import parse_bytes, short_bytes, short_count
 
 BIG = Machine("big", ram=10**15, vram=10**15, disk=10**16)
 GB = 10**9

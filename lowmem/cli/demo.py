@@ -39,7 +39,7 @@ _FEW_PASSES = 1.5  # over the triples: below, a ranking among so many says littl
 
 
 def _count(text: str) -> int:
-    from lowmem.plan.counts import parse_count
+    from lowmem.units import parse_count
 
     try:
         return parse_count(text, "the number")
@@ -104,13 +104,13 @@ def run(args: argparse.Namespace) -> int:
     from lowmem.demo.ranking import filtered_ranking
     from lowmem.demo.report import (
         draw,
-        gigabytes,
         interesting,
         memory_table,
         neighbour_lines,
     )
     from lowmem.demo.sizes import choose_size
     from lowmem.demo.train import LR, batches, memory_bytes, train
+    from lowmem.units import short_bytes
 
     began = time.monotonic()
     smoke = env.smoke()
@@ -161,8 +161,8 @@ def run(args: argparse.Namespace) -> int:
     model = KGE(table.rows, relations, table.dim, device=table.device)
     row_of = torch.from_numpy(scatter_ids(entities, table.rows))
     print(
-        f"Table: {table.rows:,} x {table.dim} on {table.device}, {gigabytes(table.weight_bytes)}, "
-        f"filled in {time.monotonic() - start:.1f} s.\n"
+        f"Table: {table.rows:,} x {table.dim} on {table.device}, "
+        f"{short_bytes(table.weight_bytes)}, filled in {time.monotonic() - start:.1f} s.\n"
         f"  {entities:,} of its rows have names ({entities / table.rows:.1%}), scattered over the "
         "whole table as hashed ids would be;\n"
         "  only they are trained, drawn as negatives, and ranked."
@@ -218,7 +218,8 @@ def run(args: argparse.Namespace) -> int:
             history,
             picture,
             f"DSA, {table.rows:,} x {table.dim}, moments on disk "
-            f"({gigabytes(used['disk'])}), {torch.get_num_threads()} CPU threads",
+            f"({short_bytes(used['disk'])}), {torch.get_num_threads()} CPU threads",
+            len(train_triples),
         )
         facts: dict[str, Any] = {
             "command": _command(args, smoke),

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm.auto import tqdm
 
     from lowmem import env, iocheck
-    from lowmem.plan.counts import parse_count
+    from lowmem.units import parse_count
 
     seconds = args.seconds if args.seconds is not None else (3.0 if env.smoke() else 10.0)
     bar = tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {elapsed}", file=sys.stderr)

@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from lowmem.plan import Machine, plan
-    from lowmem.plan.counts import parse_bytes
+    from lowmem.units import parse_bytes
 
     own = {name: getattr(args, name) for name in ("ram", "vram", "disk") if getattr(args, name)}
     machine: str | Machine = args.machine or "this"

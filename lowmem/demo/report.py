@@ -12,6 +12,7 @@ from torch import Tensor
 from lowmem.demo.graph import Graph
 from lowmem.demo.kge import KGE
 from lowmem.demo.train import History
+from lowmem.units import short_bytes
 
 # Asked first for their neighbours, where the graph has them: names that most readers know.
 _KNOWN = (
@@ -25,14 +26,6 @@ _KNOWN = (
     "typing.Any",
     "threading.Lock",
 )
-
-
-def gigabytes(size: float) -> str:
-    """Bytes for people: ``5.12 GB``, ``38.0 MB``, ``0``."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.2f} {unit}"
-    return f"{size:.0f}"
 
 
 def interesting(graph: Graph, count: int = 4) -> list[int]:
@@ -84,32 +77,36 @@ def memory_table(
     weights = rows * dim * 4
     place = "VRAM" if device == "cuda" else "RAM"
     lines = [
-        f"The table: {rows:,} x {dim} float32 weights, {gigabytes(weights)} of {place}.",
+        f"The table: {rows:,} x {dim} float32 weights, {short_bytes(weights)} of {place}.",
         "",
         f"  {'':<34}{'VRAM':>10}{'RAM':>12}{'disk':>12}",
         f"  {'DSA, optimizer state, measured':<34}"
-        + f"{gigabytes(used['vram']):>10}{gigabytes(used['ram']):>12}{gigabytes(used['disk']):>12}",
+        + f"{short_bytes(used['vram']):>10}{short_bytes(used['ram']):>12}"
+        + f"{short_bytes(used['disk']):>12}",
         f"  {'whole process at its peak':<34}"
-        + f"{gigabytes(peak['vram']):>10}{gigabytes(peak['ram']):>12}{'':>12}",
+        + f"{short_bytes(peak['vram']):>10}{short_bytes(peak['ram']):>12}{'':>12}",
     ]
     for name, moments, gradient in (
         ("SparseAdam would need, in all", 2 * weights, 0),
         ("dense Adam would need, in all", 2 * weights, weights),
     ):
-        total = gigabytes(weights + moments + gradient)
+        total = short_bytes(weights + moments + gradient)
         vram, ram = (total, "") if device == "cuda" else ("", total)
         lines.append(f"  {name:<34}{vram:>10}{ram:>12}{'':>12}")
     lines += [
         "",
         "  SparseAdam: weights and two moments. Dense Adam: and a gradient as large as the table.",
-        f"  The page cache held up to {gigabytes(peak['mapped'])} of the store for us: memory that "
-        "the system takes back when needed.",
+        f"  The page cache held up to {short_bytes(peak['mapped'])} of the store for us: memory "
+        "that the system takes back when needed.",
     ]
     return "\n".join(lines)
 
 
-def draw(history: History, path: Path, title: str = "") -> None:
+def draw(history: History, path: Path, title: str = "", triples: int = 0) -> None:
     """Write a PNG: loss over time above, rows per second below.
+
+    Args:
+        triples: how many a pass over the training set has; each further pass is marked.
 
     Raises:
         OSError: it cannot be written.
@@ -117,7 +114,7 @@ def draw(history: History, path: Path, title: str = "") -> None:
     # Not pyplot: it keeps global state that a notebook's other threads can break.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, NullFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     seconds = np.array([step.seconds for step in history.steps])
     loss = np.array([step.loss for step in history.steps])
@@ -134,6 +131,11 @@ def draw(history: History, path: Path, title: str = "") -> None:
             linewidth=2,
             label=f"mean of {window} steps",
         )
+    passed = np.cumsum([step.triples for step in history.steps]) // max(triples, 1)
+    starts = seconds[np.flatnonzero(np.diff(passed))] if triples else []
+    for number, start in enumerate(starts[:20]):
+        label = "another pass over the triples" if number == 0 else None
+        upper.axvline(start, color="0.4", linewidth=0.8, linestyle=":", label=label)
     upper.set_ylabel("loss (nats)")
     upper.legend(frameon=False)
     upper.set_title(title, fontsize=11, loc="left")
@@ -156,7 +158,8 @@ def draw(history: History, path: Path, title: str = "") -> None:
                 rate, edges, baseline=None, color=color, linestyle=style, linewidth=2, label=label
             )
         lower.set_yscale("log")
-        lower.yaxis.set_major_formatter(EngFormatter())
+        lower.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        lower.yaxis.set_major_formatter(EngFormatter(sep=""))
         lower.yaxis.set_minor_formatter(NullFormatter())
         lower.legend(frameon=False)
     lower.set_ylabel("rows updated per second")

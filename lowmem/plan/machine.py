@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowmem import env
-from lowmem.plan.counts import short_bytes
+from lowmem.units import short_bytes
 
 _GIB = 1 << 30
 RESOURCES = ("vram", "ram", "disk")
+RESOURCE_NAMES = {"vram": "VRAM", "ram": "RAM", "disk": "disk"}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lowmem.plan.costs import PARTS
-from lowmem.plan.counts import short_bytes
-from lowmem.plan.result import RESOURCE_NAMES
+from lowmem.plan.machine import RESOURCE_NAMES
+from lowmem.units import short_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

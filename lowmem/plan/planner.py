@@ -18,9 +18,9 @@ from lowmem.plan.costs import (
     Table,
     totals,
 )
-from lowmem.plan.counts import LARGEST_COUNT, parse_count
 from lowmem.plan.machine import Machine, get_machine
 from lowmem.plan.result import Choice, Plan
+from lowmem.units import LARGEST_COUNT, parse_count
 
 PLACES = ("auto", "cpu", "cuda")
 _LARGEST_DIM = 1 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from lowmem.plan.counts import short_bytes, short_count
-from lowmem.plan.result import RESOURCE_NAMES
+from lowmem.plan.machine import RESOURCE_NAMES
+from lowmem.units import short_bytes, short_count
 
 if TYPE_CHECKING:
     from lowmem.plan.result import Plan

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lowmem.plan.counts import short_bytes, short_count
-from lowmem.plan.machine import RESOURCES, Machine
+from lowmem.plan.machine import RESOURCE_NAMES, RESOURCES, Machine
+from lowmem.units import short_bytes, short_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-RESOURCE_NAMES = {"vram": "VRAM", "ram": "RAM", "disk": "disk"}
 
 
 @dataclass(frozen=True)

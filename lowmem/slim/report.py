@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowmem.slim.rulesfile import Axes, Split
+from lowmem.units import short_bytes
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Report(Sequence[Row]):
             mark = "" if row.reached else " (no rule)"
             shape = "x".join(map(str, row.shape)) or "scalar"
             axes = row.axes_text() + mark
-            before, after = _bytes(row.bytes_before), _bytes(row.bytes_after)
+            before, after = short_bytes(row.bytes_before), short_bytes(row.bytes_after)
             table.append((row.name, shape, row.layer_type, row.decided_by, axes, before, after))
         widths = [max(len(line[column]) for line in table) for column in range(len(head))]
         lines = []
@@ -123,12 +124,12 @@ class Report(Sequence[Row]):
             lines.append("  ".join(cells).rstrip())
         lines.insert(1, "-" * max(map(len, lines)))
         lines.append(
-            f"second moment: {_bytes(self.bytes_before)} -> {_bytes(self.bytes_after)}, "
+            f"second moment: {short_bytes(self.bytes_before)} -> {short_bytes(self.bytes_after)}, "
             f"{self.second_moment_saved:.2%} saved"
         )
         lines.append(
-            f"whole state:   {_bytes(self.state_bytes_before)} -> "
-            f"{_bytes(self.state_bytes_after)}, {self.state_saved:.2%} saved"
+            f"whole state:   {short_bytes(self.state_bytes_before)} -> "
+            f"{short_bytes(self.state_bytes_after)}, {self.state_saved:.2%} saved"
         )
         if self.unreached:
             lines.append(f"no rule reaches {len(self.unreached)}: {_some(self.unreached)}")
@@ -148,11 +149,3 @@ def _saved(before: int, after: int) -> float:
 def _some(names: Sequence[str], limit: int = 5) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
-
-
-def _bytes(count: int) -> str:
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

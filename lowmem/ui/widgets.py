@@ -12,9 +12,9 @@ from typing import Any
 import ipywidgets
 
 from lowmem.plan import MACHINE_NAMES, Machine, Plan, parse_count, plan
-from lowmem.plan.counts import parse_bytes
 from lowmem.ui.image import image_html
 from lowmem.ui.task import OnProgress, ShouldStop, Task, sentence
+from lowmem.units import parse_bytes
 
 _LABEL = {"description_width": "130px"}
 _WIDE = "460px"
