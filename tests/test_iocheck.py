@@ -87,7 +87,16 @@ def test_it_shows_itself(report: IOReport) -> None:
 def test_fio_commands_say_the_same_job(report: IOReport) -> None:
     commands = report.fio_commands()
     assert len(commands) == len(report.rates)
-    assert "--rw=randread --bs=4096 --iodepth=32" in "\n".join(commands)
+    assert "--rw=randread --bs=4k --iodepth=32" in "\n".join(commands)
+
+
+def test_a_terminal_ends_with_the_advice(report: IOReport) -> None:
+    lines = report.text().splitlines()
+    assert lines[-1] == report.advice
+    [start] = [number for number, line in enumerate(lines) if line.startswith("  fio ")]
+    assert start < lines.index("Measured")
+    pasted = " ".join(line.rstrip("\\") for line in lines[start : lines.index("Measured")])
+    assert pasted.count("--name=") == len(report.rates)
 
 
 def test_progress_grows_to_one(empty: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lowmem.iocheck.batches import Batches
 from lowmem.iocheck.check import _page_cache
 from lowmem.iocheck.filesystem import FileSystem, Kind
+from lowmem.iocheck.patterns import Access, draw_ids
 from lowmem.iocheck.predict import ENDURANCE_BYTES, Prediction, predict
 from lowmem.iocheck.report import IOReport
-from lowmem.iocheck.timing import StepCost
+from lowmem.iocheck.timing import StepCost, typical
 
 ROWS, DIM, BATCH = 10_000_000, 128, 10_000
 ROW_BYTES = 8 * DIM
@@ -64,6 +67,31 @@ def test_without_a_cold_figure_nothing_is_said_about_missing_pages() -> None:
     assert expect(2 * STORE, cold=None).seconds_per_step == pytest.approx(0.02)
 
 
+def test_a_stall_neither_hides_nor_rules() -> None:
+    calm = [0.01] * 50
+    assert typical(calm) == (pytest.approx(0.01), 0.0)
+    stalled = [*calm, 60.0]
+    assert typical(stalled)[0] == pytest.approx(0.01)
+    # A stall in every stretch is no accident: it is what steps cost here.
+    assert typical(([0.01] * 9 + [0.1]) * 5)[0] == pytest.approx(0.019)
+
+
+@pytest.mark.parametrize("access", ["uniform", "zipf"])
+@pytest.mark.parametrize("window", [50_000, 3_000])
+def test_batches_repeat_ids_as_the_table_does(access: Access, window: int) -> None:
+    rng = np.random.default_rng(0)
+    batches = Batches(1_000_000, window, 4096, 4, access, rng)
+    drawn = [len(np.unique(draw_ids(1_000_000, 4096, access, rng))) for _ in range(20)]
+    if window > 4096:
+        assert batches.distinct == pytest.approx(np.mean(drawn), rel=0.03)
+    ids = [batches.ids(number).numpy() for number in range(8)]
+    assert min(map(np.min, ids)) >= 0
+    assert max(map(np.max, ids)) < window
+    often = [np.bincount(part, minlength=window).argmax() for part in ids]
+    assert access == "uniform" or len(set(often)) == 1  # the same row comes up most each time
+    assert batches.grads(0).shape == (4096, 4)
+
+
 def report(kind: Kind = "disk", cache: float = 2 * STORE, free: float = 1e12) -> IOReport:
     system = FileSystem("/x", "ext4", kind, "/", "/dev/x", int(free), int(free))
     ram = StepCost(BATCH, 0.1, BATCH, 0, 3)
@@ -80,7 +108,7 @@ def report(kind: Kind = "disk", cache: float = 2 * STORE, free: float = 1e12) ->
         (report("network"), "network drive: do not"),
         (report("cloud-drive"), "cloud drive folder: do not"),
         (report("ram"), "is RAM"),
-        (report(free=1e9), "will not fit: it needs 10.2 GB and 1.0 GB are free"),
+        (report(free=1e9), "will not fit: it needs 10.2 GB and 1.00 GB are free"),
         (report(cache=0), "slow for random rows"),
     ],
 )
@@ -88,6 +116,21 @@ def test_advice(given: IOReport, words: str) -> None:
     assert words in given.advice
     assert given.advice.endswith(".")
     assert words in given.text()
+
+
+@pytest.mark.parametrize(
+    "ram",
+    [
+        StepCost(BATCH, 9_000.0, BATCH, 0, 1),  # one step, in which the machine stood still
+        StepCost(BATCH, 0.3, BATCH, 0, 5, spread=0.9),
+    ],
+)
+def test_a_busy_machine_makes_no_comparison(ram: StepCost) -> None:
+    given = report()
+    assert "5 times SparseAdam in RAM" in given.advice
+    given.sparse_adam = ram
+    assert "SparseAdam" not in given.advice
+    assert "busy" in given.text()
 
 
 def test_a_stopped_check_claims_no_disk_speed() -> None:

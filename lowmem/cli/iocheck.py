@@ -80,9 +80,6 @@ def run(args: argparse.Namespace) -> int:
         print(figures)
     else:
         print(report.text())
-        print("\nTo check these rates with fio:")
-        for command in report.fio_commands():
-            print(f"  {command}")
     if args.json and args.json != "-":
         Path(args.json).write_text(figures + "\n")
     if args.plot:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lowmem.units import short_bytes
+
 from .predict import IN_MEMORY
 
 if TYPE_CHECKING:
@@ -12,8 +14,6 @@ if TYPE_CHECKING:
 
 def advice(report: IOReport) -> str:
     """What to do, the first reason that applies deciding."""
-    from .report import gigabytes
-
     system, future = report.file_system, report.prediction
     if system.kind == "ram":
         return "This folder is RAM: moments stored here take memory like any others; name a disk."
@@ -22,8 +22,8 @@ def advice(report: IOReport) -> str:
         return f"This is {name}: do not keep a store here; use a local disk and copy when done."
     if report.store_bytes > system.free_bytes:
         return (
-            f"The store will not fit: it needs {gigabytes(report.store_bytes)} and "
-            f"{gigabytes(system.free_bytes)} are free."
+            f"The store will not fit: it needs {short_bytes(report.store_bytes)} and "
+            f"{short_bytes(system.free_bytes)} are free."
         )
     if future is None:
         return "Nothing to advise yet: the check ended before the steps were timed; run it again."
@@ -35,25 +35,36 @@ def advice(report: IOReport) -> str:
             + ("run the check to its end." if report.interrupted else "try another directory.")
         )
     speed = f"{future.rows_per_s:,.0f} rows per second ({future.seconds_per_step:.3g} s a step)"
-    ram = report.sparse_adam
-    in_ram_s = ram.seconds * report.batch / ram.ids if ram else 0.0
-    ratio = in_ram_s / future.seconds_per_step
-    beside = f", {ratio:.2g} times SparseAdam in RAM" if ram else ""
+    ratio = _to_sparse_adam(report, future.seconds_per_step)
+    beside = f", {_times(ratio)} SparseAdam in RAM" if ratio is not None else ""
     if future.hit_share > IN_MEMORY:
         return (
-            f"Everything fits in the page cache ({gigabytes(future.store_bytes)} of "
-            f"{gigabytes(future.cache_bytes)}), disk speed will not matter: expect {speed}{beside}."
+            f"Everything fits in the page cache ({short_bytes(future.store_bytes)} of "
+            f"{short_bytes(future.cache_bytes)}), disk speed will not matter: "
+            f"expect {speed}{beside}."
         )
     waiting = 1.0 - future.seconds_per_step_hot / future.seconds_per_step
     verdict = f"Expect {speed}{beside}, {100 * future.hit_share:.0f} % of the pages from memory"
     if waiting < 0.5:
         return f"{verdict}; the disk is fast enough for this."
-    if ratio >= 0.1 or not ram:
+    if ratio is None or ratio >= 0.1:
         return (
             f"{verdict}: most of a step waits for the disk, so it is worth it where "
-            f"SparseAdam's {gigabytes(12 * report.rows * report.dim)} do not fit in memory."
+            f"SparseAdam's {short_bytes(12 * report.rows * report.dim)} do not fit in memory."
         )
     return (
         f"{verdict}: this disk is slow for random rows; prefer a local SSD, more memory, or a "
         "smaller table."
     )
+
+
+def _to_sparse_adam(report: IOReport, step_s: float) -> float | None:
+    """How many times as fast as SparseAdam in RAM; ``None`` where that is not known well."""
+    ram = report.sparse_adam
+    if ram is None or report.busy:
+        return None
+    return ram.seconds * report.batch / ram.ids / step_s
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2g} times"

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from .patterns import PAGE, Access, draw_ids
 
 MAX_IDS = 1 << 17
-BATCHES = 4
+_ALL_IDS = 1 << 20  # of all batches: fewer would stay in a processor's cache
+_MOST = 128
+_GRADIENTS = 4
 _GRADIENT_BYTES = 128 << 20
 
 
 class Batches:
-    """A few batches of a table of ``table_rows`` rows, laid on the first ``window`` rows.
+    """Batches of a table of ``table_rows`` rows, laid on the first ``window`` rows.
 
     The ids repeat within a batch, and from batch to batch, as those of the person's own
     table do: a row that comes up often is the same row of the window every time, and the
@@ -39,11 +41,11 @@ class Batches:
         place = rng.permutation(window)
         self._ids = [
             _laid(draw_ids(table_rows, count, access, rng), place, access, rng)
-            for _ in range(BATCHES)
+            for _ in range(max(4, min(_MOST, _ALL_IDS // count)))
         ]
-        self.distinct = round(float(np.mean([len(np.unique(ids)) for ids in self._ids])))
+        self.distinct = self.distinct_of(count)
         self._grads = random_grads(count, dim) if grads is None else grads
-        copies = max(1, min(BATCHES, _GRADIENT_BYTES // self._grads.nbytes))
+        copies = max(1, min(_GRADIENTS, _GRADIENT_BYTES // self._grads.nbytes))
         self._copies = self._grads.repeat(copies, 1, 1)
 
     def __len__(self) -> int:
@@ -51,7 +53,11 @@ class Batches:
         return len(self._ids[0])
 
     def ids(self, number: int) -> torch.Tensor:
-        return torch.from_numpy(self._ids[number % BATCHES])
+        return torch.from_numpy(self._ids[number % len(self._ids)])
+
+    def distinct_of(self, count: int) -> int:
+        """How many different rows the first ``count`` ids of a batch have, on average."""
+        return round(float(np.mean([len(np.unique(ids[:count])) for ids in self._ids[:4]])))
 
     def grads(self, number: int) -> torch.Tensor:
         return self._copies[number % len(self._copies)]

@@ -43,7 +43,7 @@ _WEIGHTS = {
     "random_read_qd32": 7.0,
     "random_write_qd1": 4.0,
     "random_write_qd32": 5.0,
-    "hot": 12.0,
+    "hot": 20.0,
     "cold": 16.0,
     "ram": 9.0,
     "end": 8.0,

@@ -64,7 +64,4 @@ def time_sparse_adam(
     count = min(len(batches), max(count, int(count * left / _STEPS / max(1e-6, min(trials)))))
     times = time_steps(step, left, should_stop)
     middle, spread = typical(times)
-    distinct = round(
-        float(np.mean([len(np.unique(batches.ids(n)[:count].numpy())) for n in range(4)]))
-    )
-    return StepCost(count, middle, distinct, 0, len(times), spread=spread)
+    return StepCost(count, middle, batches.distinct_of(count), 0, len(times), spread=spread)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from lowmem.units import short_bytes
+
+from . import fio, tables
 from .advice import advice
 from .cache import Method
 from .engines import Engine, Rate
 from .filesystem import FileSystem
 from .patterns import Access
-from .predict import DAY_S, ENDURANCE_WORDS, Prediction
+from .predict import ENDURANCE_WORDS, Prediction
 from .timing import StepCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_BLOCK = 1 << 20
 
 
 @dataclass
@@ -87,27 +86,26 @@ class IOReport:
             found.append(f"the rates are those of memory, not of a disk ({self.method_reason})")
         if self.store_bytes > self.file_system.free_bytes:
             found.append(
-                f"the store needs {gigabytes(self.store_bytes)} and "
-                f"{gigabytes(self.file_system.free_bytes)} are free"
+                f"the store needs {short_bytes(self.store_bytes)} and "
+                f"{short_bytes(self.file_system.free_bytes)} are free"
             )
         if self.interrupted:
             found.append("the check was stopped before its end; what is missing was not measured")
+        if self.busy:
+            found.append(
+                "the machine was busy with something else while steps were timed: their times "
+                "lie far apart, so run it again for figures to rely on"
+            )
         return found + self.notes
 
+    @property
+    def busy(self) -> bool:
+        """Whether the steps that were timed are too few, or too unlike, to be compared."""
+        return any(cost is not None and not cost.sure for cost in (self.dsa_hot, self.sparse_adam))
+
     def fio_commands(self) -> list[str]:
-        """The same measurements with ``fio``, for those who doubt these."""
-        size = max(self.test_file_bytes, _BLOCK)
-        commands = []
-        for name, rate in self.rates.items():
-            pattern, kind = name.split("_")[:2]
-            job = ("rand" if pattern == "random" else "") + kind
-            commands.append(
-                f"fio --name={name} --filename=lowmem-fio.tmp --size={size} "
-                f"--rw={job} --bs={rate.block_bytes} --iodepth={rate.depth} --ioengine=libaio "
-                f"--direct={int(self.method == 'direct')} "
-                "--time_based --runtime=5"
-            )
-        return commands
+        """The same measurements with ``fio``, one command each, for those who doubt these."""
+        return fio.commands(self)
 
     # -- plain numbers -----------------------------------------------------------------
 
@@ -151,6 +149,9 @@ class IOReport:
             measured_dsa_write_back_pages_per_s=(
                 cold.pages / cold.write_back_s if cold and cold.write_back_s else None
             ),
+            measured_dsa_spread_hot=hot.spread if hot else None,
+            measured_dsa_spread_cold=cold.spread if cold else None,
+            sparse_adam_spread=ram.spread if ram else None,
             sparse_adam_rows_per_s=ram.rows_per_s if ram else None,
             sparse_adam_seconds_per_step=ram.seconds * self.batch / ram.ids if ram else None,
             predicted_rows_per_s=future.rows_per_s if future else None,
@@ -180,105 +181,16 @@ class IOReport:
     # -- text, table, picture ----------------------------------------------------------
 
     def rows_of_table(self) -> list[tuple[str, str, str]]:
-        """What was measured: name, rate, and latency or another remark."""
-        table = []
-        for name, rate in self.rates.items():
-            pattern, kind, _ = name.split("_")
-            label = f"{pattern} {kind}, {short_block(rate.block_bytes)}, queue depth {rate.depth}"
-            if pattern == "sequential":
-                figure = f"{rate.bytes_per_s / 1e6:,.0f} MB/s"
-            else:
-                figure = f"{rate.iops:,.0f} IOPS"
-            table.append(
-                (
-                    label,
-                    figure,
-                    f"p50 {rate.latency_p50_us:,.0f}, p95 {rate.latency_p95_us:,.0f}, "
-                    f"p99 {rate.latency_p99_us:,.0f} µs",
-                )
-            )
-        for label, cost in (
-            ("DSA steps, all in memory", self.dsa_hot),
-            ("DSA steps, nothing in memory", self.dsa_cold),
-            ("SparseAdam steps in RAM", self.sparse_adam),
-        ):
-            if cost:
-                table.append(
-                    (
-                        label,
-                        f"{cost.rows_per_s:,.0f} rows/s",
-                        f"{cost.ids:,} ids ({cost.distinct_rows:,} rows) a step, "
-                        f"{1e3 * cost.seconds:,.1f} ms, median of {cost.steps}",
-                    )
-                )
-        return table
+        """What was measured: name, rate or time, and latency or another remark."""
+        return tables.measured(self)
 
     def rows_of_prediction(self) -> list[tuple[str, str]]:
         """What to expect of the person's own table: name and figure."""
-        future = self.prediction
-        if future is None:
-            return []
-        unknown = "not measured" if self.interrupted else "not measurable here"
-
-        def shown(value: float | None, form: str) -> str:
-            return unknown if value is None else format(value, form)
-
-        table = [
-            ("store on disk", gigabytes(future.store_bytes)),
-            ("page cache for it", gigabytes(future.cache_bytes)),
-            ("touched pages in memory", f"{100 * future.hit_share:.0f} %"),
-            ("different rows per second", shown(future.rows_per_s, ",.0f")),
-            ("seconds per step", shown(future.seconds_per_step, ".4f")),
-            ("… with everything in memory", f"{future.seconds_per_step_hot:.4f}"),
-            ("… with nothing in memory, reads only", shown(future.seconds_per_step_cold, ".4f")),
-        ]
-        if self.sparse_adam:
-            seconds = self.sparse_adam.seconds * self.batch / self.sparse_adam.ids
-            table.append(("… SparseAdam in RAM", f"{seconds:.4f}"))
-        if future.written_bytes_per_day is not None and future.endurance_share_per_day is not None:
-            speed = future.written_bytes_per_day / DAY_S / 1e6
-            share = 100 * future.endurance_share_per_day
-            table += [
-                (
-                    "written in a day of training",
-                    f"{gigabytes(future.written_bytes_per_day)} ({speed:,.1f} MB/s)",
-                ),
-                (
-                    "of a consumer SSD's endurance",
-                    f"{share:.2f} % a day (of {ENDURANCE_WORDS})",
-                ),
-            ]
-        return table
-
-    def headline(self) -> str:
-        """Where, for what, and how it was measured, in one line."""
-        system = self.file_system
-        return (
-            f"I/O check of {self.directory} ({system.type} on {system.source or '?'}, "
-            f"{gigabytes(system.free_bytes)} free) for {self.rows:,} × {self.dim}, "
-            f"batches of {self.batch:,}, {self.access} access"
-        )
-
-    def how(self) -> str:
-        """How honest the rates are."""
-        return (
-            f"test file {self.test_file_bytes / 1e6:,.0f} MB; reads: {self.method} "
-            f"({self.method_reason}); engine {self.engine}; {self.elapsed_s:.1f} s"
-        )
+        return tables.expected(self)
 
     def text(self) -> str:
-        """The whole report for a terminal."""
-        lines = [self.headline(), self.how(), ""]
-        table = self.rows_of_table()
-        widths = [max((len(row[i]) for row in table), default=0) for i in (0, 1)]
-        lines += [f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in table]
-        expected = self.rows_of_prediction()
-        if expected:
-            width = max(len(name) for name, _ in expected)
-            lines += ["", "Expected for your table"]
-            lines += [f"  {name:<{width}}  {figure}" for name, figure in expected]
-        lines += ["", *(f"Note: {warning}." for warning in self.warnings), self.advice]
-        return "\n".join(lines)
+        """The whole report for a terminal; the advice comes last."""
+        return tables.text(self)
 
     def __str__(self) -> str:
         return self.text()
@@ -295,41 +207,10 @@ class IOReport:
         )
 
     def _repr_html_(self) -> str:
-        parts = [f"<p><b>{escape(self.advice)}</b></p>", f"<p>{escape(self.headline())}</p>"]
-        expected = self.rows_of_prediction()
-        if expected:
-            parts.append(_html_table(("Expected for your table", "Figure"), expected))
-        measured = self.rows_of_table()
-        if measured:
-            parts.append(_html_table(("Measured", "Rate", "Latency, or steps timed"), measured))
-        parts += [f"<p>Note: {escape(warning)}.</p>" for warning in self.warnings]
-        parts.append(f"<p><small>{escape(self.how())}</small></p>")
-        return "<div>" + "".join(parts) + "</div>"
+        return tables.html(self)
 
     def figure(self) -> Figure:
         """Disk rates, and rows per second hot, expected, cold and in RAM, as a picture."""
         from .picture import draw
 
         return draw(self)
-
-
-def _html_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    left = 'style="text-align:left"'
-    cells = "".join(f'<th scope="col" {left}>{escape(name)}</th>' for name in head)
-    body = ""
-    for name, *others in rows:
-        data = "".join(f"<td {left}>{escape(cell)}</td>" for cell in others)
-        body += f'<tr><th scope="row" {left}>{escape(name)}</th>{data}</tr>'
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def gigabytes(size: float) -> str:
-    """Bytes as people read them."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:,.1f} {unit}"
-    return f"{size / 1e3:,.1f} kB"
-
-
-def short_block(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

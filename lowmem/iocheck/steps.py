@@ -20,7 +20,7 @@ from .batches import MAX_IDS, Batches, count_pages, random_grads
 from .patterns import PAGE, Access
 from .timing import StepCost, time_steps, typical
 
-HOT_BYTES = 512 << 20  # large beside most processor caches, small beside most memories
+HOT_BYTES = 1 << 30  # large beside processor caches, small beside most memories
 _MIN_DENSITY = 0.05
 
 
@@ -102,7 +102,7 @@ class SampleStore:
         """Steps of the person's batch on rows that have all been touched before."""
         begin = time.perf_counter()
         window = min(self.usable_rows, table_rows, max(1, HOT_BYTES // self.row_bytes))
-        window = self._preload(window, seconds / 3)
+        window = self._preload(window, 0.45 * seconds)
         grads = random_grads(min(batch, MAX_IDS), self.dim)
         chunk = max(1, min(window, len(grads)))
         warm = 0
@@ -110,7 +110,7 @@ class SampleStore:
             ids = torch.arange(warm, min(window, warm + chunk))
             self.step(ids, grads[: len(ids)])
             warm += len(ids)
-            if should_stop() or time.perf_counter() - begin > seconds / 2:
+            if should_stop() or time.perf_counter() - begin > 0.65 * seconds:
                 break  # too slow to warm it all: the steps below stay where it is warm
         batches = Batches(table_rows, warm, batch, self.dim, access, rng, grads)
 
