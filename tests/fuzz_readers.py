@@ -24,6 +24,7 @@ from lowmem.dsa import checkpoint, commits, transfer
 from lowmem.dsa.commits import Commit
 from lowmem.dsa.journal import Journal
 from lowmem.dsa.layout import RowLayout
+from lowmem.dsa.manifest import digest, read_manifest
 from lowmem.dsa.store import RowStore
 from lowmem.slim.records import read_records
 from lowmem.slim.rulesfile import read_rules
@@ -103,12 +104,12 @@ def manifest(data, folder):
     """The manifest of an export."""
 
     def seal(body):
-        return transfer._digest(json.dumps(body, sort_keys=True).encode())
+        return digest(json.dumps(body, sort_keys=True).encode())
 
     for sealed in (data, _sealed_json(data, "digest", seal)):
         (folder / "MANIFEST.json").write_bytes(sealed)
         try:
-            found = transfer.read_manifest(folder)
+            found = read_manifest(folder)
         except ALLOWED:
             continue
         for name in found.files:
@@ -228,8 +229,11 @@ if __name__ == "__main__":
         "lowmem.dsa.store",
         "lowmem.dsa.layout",
         "lowmem.dsa.journal",
+        "lowmem.dsa.undofile",
+        "lowmem.dsa.sums",
         "lowmem.dsa.commits",
         "lowmem.dsa.transfer",
+        "lowmem.dsa.manifest",
         "lowmem.dsa.checkpoint",
         "lowmem.slim.records",
         "lowmem.slim.rulesfile",

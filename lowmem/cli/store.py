@@ -107,6 +107,7 @@ def _repair(folder: StoreFolder) -> None:
 
 def _verify(folder: StoreFolder, numbers: list[int]) -> int:
     from lowmem.dsa import commits, transfer
+    from lowmem.dsa.manifest import MANIFEST, read_manifest
 
     commits.settle(folder.path, sync=False)
     faults = 0
@@ -122,12 +123,12 @@ def _verify(folder: StoreFolder, numbers: list[int]) -> int:
             text = f"not sound: {error}"
         faults += text.startswith("not sound")
         print(f"{folder.table_path(number).name}: {text}")
-    if (folder.path / transfer.MANIFEST).exists():
+    if (folder.path / MANIFEST).exists():
         try:
-            transfer.verify(folder.path, transfer.read_manifest(folder.path))
-            print(f"{transfer.MANIFEST}: every file matches")
+            transfer.verify(folder.path, read_manifest(folder.path))
+            print(f"{MANIFEST}: every file matches")
         except OSError as error:
-            print(f"{transfer.MANIFEST}: not sound: {error}")
+            print(f"{MANIFEST}: not sound: {error}")
             faults += 1
     return 1 if faults else 0
 

@@ -11,16 +11,18 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from lowmem.dsa.store import StoreError
+from lowmem.dsa.store import HEADER_BYTES, StoreError
 
 log = logging.getLogger(__name__)
 
 Mode = Literal["create", "resume", "overwrite", "resume-unclean"]
 SCRATCH_PREFIX = "lowmem-scratch-"
 _RAM_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _PATIENCE = 5.0  # seconds for what a dead process left running to end
 _held: dict[tuple[int, int], int] = {}  # {(device, inode) of a lock file: descriptor}
 _opened: set[int] = set()  # these descriptors, and those that wait for their lock
@@ -105,7 +107,11 @@ class StoreFolder:
             self.table_path(number).with_suffix(suffix).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove every store and the commit record. The record goes last but for the rows."""
+        """Remove every store and the commit record.
+
+        Whoever ends it half way leaves no store that could be taken for a whole one.
+        """
+        spoil(self.stores().values())
         self.drop_journals()
         for number in self.stores():
             self.remove(number)
@@ -131,6 +137,22 @@ class StoreFolder:
             shutil.rmtree(self.path, ignore_errors=True)
         release_lock(self._lock, self.path / "LOCK")
         self._lock = None
+
+
+def spoil(stores: Iterable[Path]) -> None:
+    """Blank the headers of stores that are about to be removed or written anew."""
+    for path in stores:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                file = os.open(path, os.O_WRONLY | _NO_LINK)
+            except OSError as error:
+                if error.errno == errno.ELOOP:  # what a link leads to is not ours
+                    continue
+                raise
+            try:
+                os.pwrite(file, bytes(HEADER_BYTES), 0)
+            finally:
+                os.close(file)
 
 
 def acquire_lock(path: Path, *, patience: float = _PATIENCE, certain: bool = False) -> int:

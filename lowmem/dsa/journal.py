@@ -37,29 +37,20 @@ tail of an append whose step never began, and is ignored.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
-import os
-import struct
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowmem.dsa.commits import sync_folder
-from lowmem.dsa.store import RowStore, StoreError, reserve
-from lowmem.kernels.threads import run_parallel, thread_count
+from lowmem.dsa.store import RowStore, StoreError
+from lowmem.dsa.sums import RowSums, slices
+from lowmem.dsa.undofile import UndoFile
+from lowmem.kernels.threads import run_parallel
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"LMUNDO\0\0"
-_VERSION = 1
-_HEADER = struct.Struct("<8sIIQ32sI")  # magic, version, row bytes, epoch, identity, crc32
-_COUNT = struct.Struct("<QI")  # complete records, crc32
-_COUNT_AT = (64, 80)  # written in turn, so that a torn write leaves the other one
-_HEADER_BYTES = 128
-_CHUNK_BYTES = 16 << 20
+_ROWS = 1 << 16  # at a time, where all are looked at
 
 
 class Journal:
@@ -73,7 +64,6 @@ class Journal:
     Attributes:
         epoch: the commit that the journal leads back to; 0 while there is none, when
             touched rows are only remembered.
-        records: complete records in the journal.
         touched_address: where the bitmap of rows touched since the commit lies, a bit a row.
     """
 
@@ -82,19 +72,16 @@ class Journal:
             raise ValueError(f"rows of {store.layout.row_bytes} bytes; a journal needs whole words")
         self.store = store
         self.epoch = 0
-        self.records = 0
-        self._sync = sync
-        self._undo_path = store.path.with_suffix(".undo")
-        self._sums_path = store.path.with_suffix(".sums")
-        self._file = -1
-        self._file_epoch = -1
         self._touched = np.zeros((store.rows + 7) // 8, np.uint8)
         self.touched_address = int(self._touched.ctypes.data)
         self._words: NDArray[np.uint64] = store.raw.view(np.uint64)
-        self._zero = _zero_hash(store.layout.row_bytes)
-        self._sums = self._open_sums(fresh)
-        self._watched = False
-        self._turn = 0
+        self._undo = UndoFile(store, sync=sync)
+        self._sums = RowSums(store, fresh=fresh)
+
+    @property
+    def records(self) -> int:
+        """Complete records in the journal."""
+        return self._undo.records
 
     # -- while training ----------------------------------------------------------------
 
@@ -108,34 +95,30 @@ class Journal:
         """
         from lowmem.kernels import undo
 
-        if self._watched and os.fstat(self._file).st_nlink == 0:
-            raise StoreError(
-                f"{self._undo_path} was removed while it was in use: what is trained from here "
-                "on would be lost. Start anew in a folder that stays"
-            )
+        self._undo.require_there()
         found = np.empty(rows.size, np.int64)
         fresh = found[: undo.untouched(rows, self._touched, found)]
         if fresh.size == 0:
             return
         if self.epoch:
-            if self._file_epoch != self.epoch:
-                self._new_file()
-            self._append(fresh)
+            if self._undo.epoch != self.epoch:
+                self._undo.renew(self.epoch)
+            self._undo.append(self._records(fresh))
         undo.mark(fresh, self._touched)
 
-    def _append(self, rows: NDArray[np.int64]) -> None:
+    def _records(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.uint64]]:
+        """Records of the old bytes of ``rows``, each held to its checksum."""
         from lowmem.kernels import undo
 
-        words = undo.RECORD_WORDS + self._words.shape[1]
-        chunk = max(1, _CHUNK_BYTES // (words * 8))
-        buffer = np.empty((min(chunk, rows.size), words), np.uint64)
-        at = _HEADER_BYTES + self.records * words * 8
+        chunk, salt = self._undo.chunk, self._undo.salt
+        sums, zero = self._sums.values, self._sums.zero
+        buffer = np.empty((min(chunk, rows.size), self._undo.words), np.uint64)
         for start in range(0, rows.size, chunk):
             part = rows[start : start + chunk]
             records = buffer[: part.size]
             calls = [
-                (part, lo, hi, self._words, self._sums, self._zero, self._salt, records)
-                for lo, hi in _slices(part.size)
+                (part, lo, hi, self._words, sums, zero, salt, records)
+                for lo, hi in slices(part.size)
             ]
             for bad in run_parallel(undo.make_records, calls):
                 if bad >= 0:
@@ -143,27 +126,14 @@ class Journal:
                         f"row {bad:,} of {self.store.path} is damaged: its bytes do not match "
                         "their checksum. Run `lowmem store verify` on the folder"
                     )
-            write_all(self._file, records.data.cast("B"), at)
-            at += records.nbytes
-        if self._sync:
-            _data_sync(self._file)
-        self.records += rows.size
-        # Without a sync in between, a crash of the machine could keep the count and lose
-        # the records. With one, the count is merely one step behind.
-        self._write_count()
+            yield records
 
     # -- commit ------------------------------------------------------------------------
 
     def refresh_sums(self) -> None:
         """Bring the checksums of all rows touched since the last commit up to date."""
-        from lowmem.kernels import undo
-
         for rows in self._touched_rows():
-            self.store.will_need(rows)
-            calls = [
-                (rows, lo, hi, self._words, self._zero, self._sums) for lo, hi in _slices(rows.size)
-            ]
-            run_parallel(undo.hash_rows, calls)
+            self._sums.refresh(rows)
 
     def begin(self, epoch: int) -> None:
         """Start anew after commit ``epoch``: nothing is touched, the journal is empty.
@@ -172,41 +142,12 @@ class Journal:
         the next row changes, and until then the one before tells that nothing has changed.
         """
         self.epoch = epoch
-        self.records = 0
+        self._undo.records = 0
         self._touched[:] = 0
         try:
-            self._new_file()
+            self._undo.renew(epoch)
         except OSError as error:
-            log.warning("%s cannot be made yet: %s", self._undo_path, error)
-
-    def _new_file(self) -> None:
-        """An empty journal, put in place by one rename, so that there is always a whole one."""
-        aside = self._undo_path.with_suffix(".undo.new")
-        file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0))
-        try:
-            head = _MAGIC, _VERSION, self.store.layout.row_bytes, self.epoch
-            identity = self.store.header.identity.encode()[:32]
-            crc = zlib.crc32(_HEADER.pack(*head, identity, 0))
-            page = _HEADER.pack(*head, identity, crc).ljust(_COUNT_AT[0], b"\0")
-            page += _packed_count(0)
-            write_all(file, memoryview(page.ljust(_HEADER_BYTES, b"\0")), 0)
-            if self._sync:
-                os.fsync(file)
-            self._close_file()
-            os.replace(aside, self._undo_path)
-            if self._sync:
-                sync_folder(self._undo_path.parent)
-        except BaseException:
-            os.close(file)
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
-            raise
-        self._use(file, self.epoch)
-        self.records = self._turn = 0
-
-    def _use(self, file: int, epoch: int) -> None:
-        self._file, self._file_epoch = file, epoch
-        self._watched = os.fstat(file).st_nlink == 1  # some file systems always say 0
+            log.warning("%s cannot be made yet: %s", self._undo.path, error)
 
     # -- coming back -------------------------------------------------------------------
 
@@ -219,25 +160,14 @@ class Journal:
             StoreError: it is missing although rows may have changed, damaged, or of
                 another store.
         """
-        self.epoch = epoch
-        if epoch == 0:  # no commit names this store, so there is nothing to come back to
-            self._new_file()
-            return
-        file_epoch, count = self._read_header()
-        if file_epoch > epoch:
-            raise StoreError(
-                f"{self._undo_path} belongs to commit {file_epoch}; the folder's last commit is "
-                f"{epoch}. Parts of two folders were mixed"
-            )
-        if file_epoch < epoch:
-            # The crash came after the commit and before the new journal: nothing has changed.
-            self._new_file()
-            return
-        self._use(os.open(self._undo_path, os.O_RDWR | getattr(os, "O_BINARY", 0)), file_epoch)
-        self.records = self._count_sound(count)
         from lowmem.kernels import undo
 
-        for records in self._read_records():
+        self.epoch = epoch
+        if epoch == 0:  # no commit names this store, so there is nothing to come back to
+            self._undo.renew(epoch)
+            return
+        self._undo.open(epoch)
+        for records in self._undo.read():
             undo.mark(records[:, 0].astype(np.int64), self._touched)
 
     def roll_back(self) -> int:
@@ -248,83 +178,11 @@ class Journal:
         """
         from lowmem.kernels import undo
 
-        for records in self._read_records():
-            undo.restore(records, self._words, self._sums, self._zero)
+        for records in self._undo.read():
+            undo.restore(records, self._words, self._sums.values, self._sums.zero)
         return self.records
 
-    def _read_header(self) -> tuple[int, int]:
-        try:
-            with open(self._undo_path, "rb") as file:
-                page = file.read(_HEADER_BYTES)
-        except FileNotFoundError:
-            raise StoreError(
-                f"{self._undo_path} is missing: without it {self.store.path} cannot go back to "
-                "its last commit"
-            ) from None
-        damaged = StoreError(f"the header of {self._undo_path} is damaged")
-        if len(page) < _HEADER_BYTES:
-            raise damaged
-        magic, version, row_bytes, epoch, identity, crc = _HEADER.unpack_from(page)
-        head = _HEADER.pack(magic, version, row_bytes, epoch, identity, 0)
-        if magic != _MAGIC or crc != zlib.crc32(head):
-            raise damaged
-        if version != _VERSION:
-            raise StoreError(
-                f"{self._undo_path} has format version {version}; this lowmem reads {_VERSION}"
-            )
-        if identity != self.store.header.identity.encode()[:32]:
-            raise StoreError(f"{self._undo_path} belongs to another store than {self.store.path}")
-        if row_bytes != self.store.layout.row_bytes:
-            raise StoreError(f"{self._undo_path} has rows of {row_bytes} bytes")
-        counts = [_COUNT.unpack_from(page, at) for at in _COUNT_AT]
-        sound = [
-            (count, turn)
-            for turn, (count, crc) in enumerate(counts)
-            if _packed_count(count) == _COUNT.pack(count, crc)
-        ]
-        if not sound:
-            raise damaged
-        count, self._turn = max(sound)
-        return epoch, count
-
-    def _count_sound(self, complete: int) -> int:
-        """Number of sound records; damage among the ``complete`` ones is an error."""
-        from lowmem.kernels import undo
-
-        words = undo.RECORD_WORDS + self._words.shape[1]
-        whole = (os.fstat(self._file).st_size - _HEADER_BYTES) // (words * 8)
-        sound = 0
-        for records in self._read_records(whole):
-            good = undo.count_sound(records, self._salt, self.store.rows)
-            sound += good
-            if good < len(records):
-                break
-        if sound < complete:
-            raise StoreError(
-                f"record {sound:,} of {complete:,} in {self._undo_path} is damaged or missing: "
-                f"{self.store.path} cannot go back to its last commit"
-            )
-        return sound
-
-    def _read_records(self, count: int | None = None):  # type: ignore[no-untyped-def]
-        """Whole records from the file, some megabytes at a time, as uint64 ``(n, words)``."""
-        from lowmem.kernels import undo
-
-        words = undo.RECORD_WORDS + self._words.shape[1]
-        left = self.records if count is None else count
-        chunk = max(1, _CHUNK_BYTES // (words * 8))
-        at = _HEADER_BYTES
-        while left:
-            take = min(left, chunk)
-            data = os.pread(self._file, take * words * 8, at)
-            records = np.frombuffer(data[: len(data) // (words * 8) * words * 8], np.uint64)
-            if records.size == 0:
-                return
-            yield records.reshape(-1, words)
-            at += records.nbytes
-            left -= len(records.reshape(-1, words))
-
-    # -- checksums ---------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------
 
     def damaged_rows(
         self, limit: int = 100, on_progress: Callable[[int], None] | None = None
@@ -337,14 +195,11 @@ class Journal:
         """
         from lowmem.kernels import undo
 
-        rows = self.store.rows
-        found = np.empty(rows if rows < 1 << 16 else 1 << 16, np.int64)
         total = 0
         named: list[int] = []
-        for first in range(0, rows, found.size):
-            last = min(rows, first + found.size)
-            count = undo.find_damaged(first, last, self._words, self._zero, self._sums, found)
-            bad = found[:count]
+        for first in range(0, self.store.rows, _ROWS):
+            last = min(self.store.rows, first + _ROWS)
+            bad = self._sums.find_damaged(first, last)
             if not self.store.header.clean:
                 fresh = np.empty(bad.size, np.int64)
                 bad = fresh[: undo.untouched(bad, self._touched, fresh)]
@@ -354,116 +209,38 @@ class Journal:
                 on_progress(last - first)
         return total, named
 
-    def _open_sums(self, fresh: bool) -> NDArray[np.uint64]:
-        """The file of checksums, mapped; made of the rows as they are where there is none."""
-        path, size, shape = self._sums_path, self.store.rows * 8, (self.store.rows,)
-        if fresh:
-            path.unlink(missing_ok=True)
-        if path.exists():
-            if path.stat().st_size != size:
-                raise StoreError(
-                    f"{path} is {path.stat().st_size:,} bytes long, not {size:,}. "
-                    'mode="resume-unclean" makes it anew from the rows as they are'
-                )
-            return np.memmap(path, np.uint64, "r+", shape=shape)
-        aside = path.with_suffix(".sums.new")
-        try:
-            with open(aside, "wb") as file:
-                reserve(file.fileno(), size, path.parent)
-            sums = np.memmap(aside, np.uint64, "r+", shape=shape)
-            if not fresh:
-                self._hash_all(sums)
-            os.replace(aside, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                aside.unlink()
-            raise
-        return sums
-
     def sums_as_bytes(self) -> tuple[int, Callable[[int, int], bytes]]:
         """The checksums of the rows as they are: the file's length and a reader of it."""
         self.refresh_sums()
-        flat = self._sums.view(np.uint8)
-        return flat.size, lambda start, size: flat[start : start + size].tobytes()
+        return self._sums.as_bytes()
 
-    def _hash_all(self, sums: NDArray[np.uint64]) -> None:
+    def _touched_rows(self) -> Iterator[NDArray[np.int64]]:
+        """The touched rows, sorted, some at a time."""
         from lowmem.kernels import undo
 
-        for start in range(0, self.store.rows, 1 << 16):
-            rows = np.arange(start, min(self.store.rows, start + (1 << 16)), dtype=np.int64)
-            calls = [(rows, lo, hi, self._words, self._zero, sums) for lo, hi in _slices(rows.size)]
-            run_parallel(undo.hash_rows, calls)
-
-    def _touched_rows(self):  # type: ignore[no-untyped-def]
-        """The touched rows, sorted, at most 512 Ki at a time."""
-        step = 1 << 16
-        for start in range(0, self._touched.size, step):
-            part = self._touched[start : start + step]
-            if part.any():
-                bits = np.unpackbits(part, bitorder="little")
-                yield np.flatnonzero(bits).astype(np.int64) + start * 8
-
-    # -- the end -----------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Return when the checksums are on the disk."""
-        if isinstance(self._sums, np.memmap):
-            self._sums.flush()
-
-    def close(self) -> None:
-        self._close_file()
-        self._words = np.empty((0, 0), np.uint64)
-        self._sums = np.empty(0, np.uint64)
+        found, start = np.empty(_ROWS, np.int64), 0
+        while start < self._touched.size:
+            count, start = undo.marked(self._touched, start, found)
+            if count:
+                yield found[:count]
 
     @property
     def disk_bytes(self) -> int:
         """What the journal and the checksums take on the disk."""
         total = 0
-        for path in (self._undo_path, self._sums_path):
+        for path in (self._undo.path, self._sums.path):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 total += getattr(status, "st_blocks", status.st_size // 512) * 512
         return total
 
-    @property
-    def _salt(self) -> np.uint64:
-        text = f"{self.store.header.identity}:{self.epoch}".encode()
-        return np.uint64(zlib.crc32(text) << 32 | zlib.crc32(text[::-1]))
+    # -- the end -----------------------------------------------------------------------
 
-    def _write_count(self) -> None:
-        self._turn = 1 - self._turn
-        write_all(self._file, memoryview(_packed_count(self.records)), _COUNT_AT[self._turn])
+    def flush(self) -> None:
+        """Return when the checksums are on the disk."""
+        self._sums.flush()
 
-    def _close_file(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = self._file_epoch = -1
-        self._watched = False
-
-
-def _packed_count(count: int) -> bytes:
-    return _COUNT.pack(count, zlib.crc32(struct.pack("<Q", count)))
-
-
-def _zero_hash(row_bytes: int) -> np.uint64:
-    from lowmem.kernels import undo
-
-    return np.uint64(undo.row_hash(np.zeros(row_bytes // 8, np.uint64)))
-
-
-def _slices(size: int) -> list[tuple[int, int]]:
-    parts = min(thread_count(), max(1, size // 256))
-    return [(size * n // parts, size * (n + 1) // parts) for n in range(parts)]
-
-
-def _data_sync(file: int) -> None:
-    getattr(os, "fdatasync", os.fsync)(file)
-
-
-def write_all(file: int, data: memoryview, at: int) -> None:
-    """``pwrite`` until everything is written; ``OSError`` when the disk is full."""
-    while data:
-        written = os.pwrite(file, data, at)
-        if written == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        data, at = data[written:], at + written
+    def close(self) -> None:
+        self._undo.close()
+        self._sums.close()
+        self._words = np.empty((0, 0), np.uint64)

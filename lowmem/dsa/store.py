@@ -110,8 +110,10 @@ class Header:
         identity, name = fields.get("identity"), fields.get("name")
         boot, history = fields.get("boot", ""), fields.get("history", "")
         clean, journaled = fields.get("clean"), fields.get("journaled")
-        if not all(isinstance(text, str) for text in (identity, name, boot, history)):
-            raise ValueError("identity, name, boot or history is no text")
+        if not isinstance(identity, str) or not isinstance(name, str):
+            raise ValueError("identity or name is no text")
+        if not isinstance(boot, str) or not isinstance(history, str):
+            raise ValueError("boot or history is no text")
         if not identity.isascii() or not 0 < len(identity) <= 32:
             raise ValueError(f"identity {identity!r:.40} is not up to 32 plain letters")
         if not history.isascii() or len(history) > 32:

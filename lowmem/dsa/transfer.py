@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +21,20 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from lowmem.dsa.folder import acquire_lock, release_lock
-from lowmem.dsa.journal import Journal, write_all
+from lowmem.dsa.folder import acquire_lock, release_lock, spoil
+from lowmem.dsa.journal import Journal
+from lowmem.dsa.manifest import (
+    BLOCK_BYTES,
+    MANIFEST,
+    PART,
+    Manifest,
+    digest,
+    read_manifest,
+    write_json,
+    write_manifest,
+)
 from lowmem.dsa.store import HEADER_BYTES, RowStore, StoreError, read_header
-
-MANIFEST, _PART = "MANIFEST.json", "MANIFEST.part"
-_BLOCK = 4 << 20
-_LARGEST = 256 << 20  # bytes of a manifest; enough for 20 TB of rows
-_NAME = re.compile(r"table-[0-9]{3,9}\.(rows|sums)")
-_DIGEST = re.compile(r"[0-9a-f]{32}")
+from lowmem.dsa.undofile import write_all
 
 
 @dataclass(frozen=True)
@@ -46,23 +49,6 @@ class Source:
     def head(self) -> int:
         """Bytes at the start that are written last, so that half a file is no store."""
         return HEADER_BYTES if self.name.endswith(".rows") else 0
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What an export holds.
-
-    Attributes:
-        stores: ``{file name: store identity}``.
-        files: ``{file name: (bytes, checksums of its blocks)}``.
-    """
-
-    stores: dict[str, str]
-    files: dict[str, tuple[int, list[str]]]
-
-    def to_json(self) -> dict[str, Any]:
-        files = {name: [size, blocks] for name, (size, blocks) in self.files.items()}
-        return {"format": 1, "block_bytes": _BLOCK, "stores": self.stores, "files": files}
 
 
 def export(tables: Sequence[tuple[RowStore, Journal | None, int]], directory: Path) -> None:
@@ -116,61 +102,9 @@ def verify(directory: Path, manifest: Manifest) -> None:
     with tqdm(total=total, desc="verify", unit="B", unit_scale=True, delay=2) as bar:
         for name, (size, blocks) in manifest.files.items():
             with _checked(directory, name, size, blocks) as read:
-                for start in range(0, size, _BLOCK):
-                    bar.update(len(read(start, min(_BLOCK, size - start))))
+                for start in range(0, size, BLOCK_BYTES):
+                    bar.update(len(read(start, min(BLOCK_BYTES, size - start))))
     _require_identities(directory, manifest)
-
-
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest of an export. Names in it stay inside the folder, sizes fit the files.
-
-    Raises:
-        FileNotFoundError: there is none.
-        StoreError: it is damaged, or lies.
-    """
-    path = directory / MANIFEST
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_LARGEST + 1)
-    except FileNotFoundError:
-        broken_off = (directory / _PART).exists()
-        reason = "the copy was broken off; export or import again" if broken_off else "no export"
-        raise FileNotFoundError(errno.ENOENT, f"no {MANIFEST}: {reason}", str(directory)) from None
-    try:
-        return _parse(json.loads(data[:_LARGEST]))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from None
-
-
-def _parse(fields: Any) -> Manifest:
-    if not isinstance(fields, dict) or fields.get("format") != 1:
-        raise ValueError("it has no format this lowmem knows")
-    digest = fields.pop("digest", None)
-    if digest != _digest(json.dumps(fields, sort_keys=True).encode()):
-        raise ValueError("its checksum does not match")
-    if fields["block_bytes"] != _BLOCK:
-        raise ValueError(f"its blocks are {fields['block_bytes']!r:.40} bytes long, not {_BLOCK:,}")
-    stores, files = fields["stores"], fields["files"]
-    if not isinstance(stores, dict) or not isinstance(files, dict):
-        raise ValueError("its stores or files are missing")
-    for name, identity in stores.items():
-        if name not in files or not name.endswith(".rows") or not isinstance(identity, str):
-            raise ValueError(f"{name!r:.60} is no store of it")
-    read: dict[str, tuple[int, list[str]]] = {}
-    for name, entry in files.items():
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r:.60} is no name of a store's file")
-        size, blocks = entry
-        if type(size) is not int or not 0 < size < 1 << 60 or not isinstance(blocks, list):
-            raise ValueError(f"{name} has no size and checksums")
-        if len(blocks) != -(-size // _BLOCK):
-            raise ValueError(f"{name} has {len(blocks):,} checksums for {size:,} bytes")
-        if not all(isinstance(block, str) and _DIGEST.fullmatch(block) for block in blocks):
-            raise ValueError(f"{name} has a checksum that is none")
-        if name.endswith(".rows") and (name not in stores or size <= HEADER_BYTES):
-            raise ValueError(f"{name} is no store of it")
-        read[name] = size, blocks
-    return Manifest(dict(stores), read)
 
 
 # -- copying ---------------------------------------------------------------------------
@@ -196,9 +130,9 @@ def _copy(
         for source in sources:
             file = stack.enter_context(target.open(source.name))
             blocks = []
-            for start in range(0, source.size, _BLOCK):
-                data = source.read(start, min(_BLOCK, source.size - start))
-                blocks.append(_digest(data))
+            for start in range(0, source.size, BLOCK_BYTES):
+                data = source.read(start, min(BLOCK_BYTES, source.size - start))
+                blocks.append(digest(data))
                 head = source.head if start == 0 else 0
                 if head:
                     heads.append((file, data[:head]))
@@ -206,13 +140,15 @@ def _copy(
                 bar.update(len(data))
             target.cut(file, source.size)
             files[source.name] = source.size, blocks
+        if any(not target.has(file, head_data, 0) for file, head_data in heads):
+            target.invalidate()  # before the first of them, not between two
         for file, head_data in heads:
             target.put(file, head_data, 0)
         if target.changed:
             target.sync()
     if keep_manifest:
-        _write_manifest(directory, Manifest(identities, files))
-    (directory / _PART).unlink(missing_ok=True)
+        write_manifest(directory, Manifest(identities, files))
+    (directory / PART).unlink(missing_ok=True)
 
 
 class _Target:
@@ -228,7 +164,7 @@ class _Target:
     def open(self, name: str) -> Iterator[int]:
         path = self._directory / name
         if not path.exists():
-            self._invalidate()
+            self.invalidate()
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
         file = os.open(path, flags, 0o666)
         self._open[name] = file
@@ -237,30 +173,32 @@ class _Target:
         finally:
             os.close(file)
 
+    def has(self, file: int, data: bytes, at: int) -> bool:
+        return os.pread(file, len(data), at) == data
+
     def put(self, file: int, data: bytes, at: int) -> None:
         """Write what is not there already."""
-        if os.pread(file, len(data), at) != data:
-            self._invalidate()
+        if not self.has(file, data, at):
+            self.invalidate()
             write_all(file, memoryview(data), at)
 
     def cut(self, file: int, size: int) -> None:
         if os.fstat(file).st_size > size:
-            self._invalidate()
+            self.invalidate()
             os.ftruncate(file, size)
 
     def sync(self) -> None:
         for file in self._open.values():
             os.fsync(file)
 
-    def _invalidate(self) -> None:
+    def invalidate(self) -> None:
+        """Nobody may take what is there for a whole copy any more."""
         if self.changed:
             return
         self.changed = True
-        _write_json(self._directory / _PART, {"format": 1, "stores": self._identities})
+        write_json(self._directory / PART, {"format": 1, "stores": self._identities})
         (self._directory / MANIFEST).unlink(missing_ok=True)
-        for path in self._directory.glob("table-*.rows"):
-            with open(path, "r+b") as file:
-                file.write(bytes(HEADER_BYTES))
+        spoil(self._directory.glob("table-*.rows"))
 
 
 def _rows_source(store: RowStore, step: int) -> Source:
@@ -301,7 +239,7 @@ def _checked(
 
         def read(start: int, count: int) -> bytes:
             data = os.pread(file, count, start)
-            if len(data) != count or _digest(data) != blocks[start // _BLOCK]:
+            if len(data) != count or digest(data) != blocks[start // BLOCK_BYTES]:
                 raise StoreError(
                     f"{path} is damaged: bytes {start:,} to {start + count:,}"
                     f"{_rows_of(path, start, count)} do not match the manifest"
@@ -346,7 +284,7 @@ def _require_own(directory: Path, identities: dict[str, str], verb: str) -> None
         if verb == "export" and (directory / MANIFEST).exists():
             known = read_manifest(directory).stores
         else:
-            with open(directory / _PART, "rb") as file:
+            with open(directory / PART, "rb") as file:
                 known = json.loads(file.read(1 << 20)).get("stores") or {}
     for name in there:
         if known.get(name, "") != identities.get(name):
@@ -380,27 +318,3 @@ def _require_room(sources: Sequence[Source], directory: Path) -> None:
             f"the copy needs {needed:,} more bytes and {free:,} are free",
             str(directory),
         )
-
-
-def _write_manifest(directory: Path, manifest: Manifest) -> None:
-    body = manifest.to_json()
-    digest = _digest(json.dumps(body, sort_keys=True).encode())
-    _write_json(directory / MANIFEST, {**body, "digest": digest})
-
-
-def _write_json(path: Path, body: dict[str, Any]) -> None:
-    aside = path.with_name(path.name + ".new")
-    try:
-        with open(aside, "w") as file:
-            json.dump(body, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

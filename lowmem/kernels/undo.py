@@ -71,6 +71,22 @@ def mark(rows, touched):
 
 
 @njit(nogil=True, cache=True)
+def marked(touched, start, found):
+    """Write rows whose bit is set into ``found`` until it may be full; their number, and where
+    in ``touched`` to go on."""
+    count = 0
+    while start < touched.size and count + 8 <= found.size:
+        byte = touched[start]
+        if byte:
+            for bit in range(8):
+                if (byte >> np.uint8(bit)) & 1:
+                    found[count] = start * 8 + bit
+                    count += 1
+        start += 1
+    return count, start
+
+
+@njit(nogil=True, cache=True)
 def make_records(rows, lo, hi, table, sums, zero, salt, records):
     """Records ``lo:hi`` of the old bytes of ``rows``, checked against ``sums``.
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lowmem import DSA
-from lowmem.dsa import recovery
+from lowmem.dsa import dense, recovery
 from lowmem.dsa.store import HEADER_BYTES, StoreError, read_header
 from lowmem.dsa.table import Table
 
@@ -158,7 +158,7 @@ def test_newer_formats(name):
     import json
     import zlib
 
-    from lowmem.dsa import commits, journal
+    from lowmem.dsa import commits, undofile
 
     crash()
     path = Path("m", name)
@@ -169,10 +169,10 @@ def test_newer_formats(name):
         refused("no format this lowmem knows")
         return
     data = bytearray(path.read_bytes())
-    fields = list(journal._HEADER.unpack_from(data))
+    fields = list(undofile._HEADER.unpack_from(data))
     fields[1], fields[-1] = 2, 0
-    fields[-1] = zlib.crc32(journal._HEADER.pack(*fields))
-    journal._HEADER.pack_into(data, 0, *fields)
+    fields[-1] = zlib.crc32(undofile._HEADER.pack(*fields))
+    undofile._HEADER.pack_into(data, 0, *fields)
     path.write_bytes(data)
     refused("format version 2; this lowmem reads 1")
 
@@ -417,15 +417,14 @@ def test_a_step_that_breaks_half_way_is_not_gone_on_with(whole_run, monkeypatch)
         if step == 8:
             opt.save_checkpoint("c.pt", net)
         one_step(net, opt, step)
-    real = opt._step_in_memory
 
     def out_of_memory(*args):
         raise MemoryError("as on a full GPU, after the tables were updated")
 
-    monkeypatch.setattr(opt, "_step_in_memory", out_of_memory)
-    with pytest.raises(MemoryError):
-        one_step(net, opt, 9)
-    monkeypatch.setattr(opt, "_step_in_memory", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(dense, "update", out_of_memory)
+        with pytest.raises(MemoryError):
+            one_step(net, opt, 9)
     for action in (opt.commit, lambda: opt.save_checkpoint("d.pt", net), lambda: opt.export("x")):
         with pytest.raises(RuntimeError, match="ended half way"):
             action()

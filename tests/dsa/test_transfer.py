@@ -12,7 +12,7 @@ from dsa_faults import Net, assert_same, flip, one_step, outcome
 from torch import nn
 
 from lowmem import DSA
-from lowmem.dsa import transfer
+from lowmem.dsa import manifest, transfer
 from lowmem.dsa.store import HEADER_BYTES, StoreError
 
 
@@ -24,7 +24,8 @@ def _own_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Several blocks in small files."""
-    monkeypatch.setattr(transfer, "_BLOCK", 4608)
+    monkeypatch.setattr(transfer, "BLOCK_BYTES", 4608)
+    monkeypatch.setattr(manifest, "BLOCK_BYTES", 4608)
 
 
 def trained(folder="m", steps=8, **options):
@@ -203,7 +204,7 @@ def lie(folder, **changes):
     fields = json.loads(path.read_text())
     del fields["digest"]
     fields.update(changes)
-    digest = transfer._digest(json.dumps(fields, sort_keys=True).encode())
+    digest = manifest.digest(json.dumps(fields, sort_keys=True).encode())
     path.write_text(json.dumps({**fields, "digest": digest}))
 
 
