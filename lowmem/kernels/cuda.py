@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowmem.kernels.slim_layout import COLUMN, PLAIN, ROW, Job, layout
+from lowmem.kernels.slim_layout import COLUMN, PLAIN, ROW, Job, layout, moment_strides
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -63,12 +63,13 @@ def _row_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, WIDTH)
+    share = rest2 / columns  # times g first: g·g alone may be beyond float32
     total = tl.zeros([WIDTH], tl.float32)
     for start in range(0, columns, WIDTH):
         column = start + lane
         g = tl.load(g_at + row * g_row + column, column < columns, 0.0).to(tl.float32)
-        total += g * g
-    v = beta2 * tl.load(v_at + row * v_row) + rest2 * (tl.sum(total, 0) / columns)
+        total += share * g * g
+    v = beta2 * tl.load(v_at + row * v_row) + tl.sum(total, 0)
     denominator = tl.sqrt(v) / root + eps
     for start in range(0, columns, WIDTH):
         column = start + lane
@@ -84,7 +85,7 @@ def _row_kernel(
 
 @triton.jit
 def _column_sums_kernel(
-    g_at, sums_at, rows, columns, g_row, block, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    g_at, sums_at, rows, columns, g_row, block, share, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(1).to(tl.int64) * block
@@ -93,21 +94,19 @@ def _column_sums_kernel(
         row = first + start + tl.arange(0, ROWS)
         here = (row < rows)[:, None] & (column < columns)[None, :]
         g = tl.load(g_at + row[:, None] * g_row + column[None, :], here, 0.0).to(tl.float32)
-        total += g * g
+        total += share * g * g
     at = sums_at + tl.program_id(1).to(tl.int64) * columns + column
     tl.store(at, tl.sum(total, 0), column < columns)
 
 
 @triton.jit
-def _column_moments_kernel(
-    sums_at, v_at, rows, columns, blocks, beta2, rest2, COLUMNS: tl.constexpr
-):
+def _column_moments_kernel(sums_at, v_at, columns, blocks, beta2, COLUMNS: tl.constexpr):
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     here = column < columns
     total = tl.zeros([COLUMNS], tl.float32)
     for number in range(blocks):
         total += tl.load(sums_at + number * columns + column, here, 0.0)
-    v = beta2 * tl.load(v_at + column, here, 0.0) + rest2 * (total / rows)
+    v = beta2 * tl.load(v_at + column, here, 0.0) + total
     tl.store(v_at + column, v, here)
 
 
@@ -129,8 +128,13 @@ def _column_update_kernel(
     tl.store(m_at + row * m_row + at, m.to(m_at.dtype.element_ty), here)
 
 
-def supports(param: Tensor, grad: Tensor, axes: tuple[int, ...]) -> bool:
-    """Whether ``slim_adamw_`` takes this parameter (or part of one) with this gradient."""
+def supports(
+    param: Tensor, grad: Tensor, axes: tuple[int, ...], v_strides: tuple[int, ...] | None = None
+) -> bool:
+    """Whether ``slim_adamw_`` takes this parameter (or part of one) with this gradient.
+
+    ``v_strides`` as in ``cpu_slim.supports``.
+    """
     if not (
         param.dtype in _DTYPES
         and grad.dtype in _DTYPES
@@ -143,16 +147,16 @@ def supports(param: Tensor, grad: Tensor, axes: tuple[int, ...]) -> bool:
         and param.shape == grad.shape
     ):
         return False
-    kept = [1 if i in {a % param.ndim for a in axes} else n for i, n in enumerate(param.shape)]
-    dense = tuple(math.prod(kept[i + 1 :]) for i in range(len(kept)))
-    jobs = _jobs(param, grad, param, dense if axes else param.stride(), axes)
+    if v_strides is None:
+        v_strides = moment_strides(tuple(param.shape), param.stride(), axes)
+    jobs = _jobs(param, grad, param, v_strides, axes)
     return jobs is not None and len(jobs) <= 64 and all(_walks(job) for job in jobs)
 
 
 def _walks(job: Job) -> bool:
     # The second dimension of a grid ends at 65,535.
     most = {PLAIN: 65_535, COLUMN: 65_535 * _TILE_ROWS}.get(job.kind, 2**31 - 1)
-    return job.kind in (PLAIN, ROW, COLUMN) and job.rows <= most
+    return job.kind in (PLAIN, ROW, COLUMN) and job.rows <= most and job.slices == 1
 
 
 def _jobs(
@@ -223,12 +227,14 @@ def _launch(job: Job, p: Tensor, g: Tensor, m: Tensor, v: Tensor, s: dict[str, A
     assert job.kind == COLUMN
     tile = {"ROWS": _TILE_ROWS, "COLUMNS": _TILE_COLUMNS}
     across = triton.cdiv(columns, _TILE_COLUMNS)
-    share = triton.cdiv(triton.cdiv(rows, _MAX_BLOCKS), _TILE_ROWS) * _TILE_ROWS
-    blocks = triton.cdiv(rows, share)
+    block = triton.cdiv(triton.cdiv(rows, _MAX_BLOCKS), _TILE_ROWS) * _TILE_ROWS
+    blocks = triton.cdiv(rows, block)
     sums = torch.empty((blocks, columns), dtype=torch.float32, device=p.device)
-    _column_sums_kernel[(across, blocks)](at[1], sums, rows, columns, job.g_row, share, **tile)
+    _column_sums_kernel[(across, blocks)](
+        at[1], sums, rows, columns, job.g_row, block, s["rest2"] / rows, **tile
+    )
     _column_moments_kernel[(across,)](
-        sums, at[3], rows, columns, blocks, s["beta2"], s["rest2"], COLUMNS=_TILE_COLUMNS
+        sums, at[3], columns, blocks, s["beta2"], COLUMNS=_TILE_COLUMNS
     )
     scalars = {name: s[name] for name in ("weight", "decay", "step", "root", "eps", "sign")}
     grid = (across, triton.cdiv(rows, _TILE_ROWS))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lowmem.slim import eager
 from lowmem.slim.eager import is_dtensor
 from lowmem.slim.rulesfile import Axes, Split
-from lowmem.slim.state import moment_shape, moment_views, param_views, part_axes
+from lowmem.slim.state import cuts, moment_shape
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ def kernels(device: str) -> Any:
     """The kernels for a type of device, loaded on first use; ``None`` where there are none."""
     if device not in _KERNELS:
         return None
+    if device == "cpu":
+        logger.info("loading the CPU kernels; once per machine they are compiled, for some seconds")
     try:
         return importlib.import_module(_KERNELS[device])
     except ImportError as error:  # no triton, no numba
@@ -43,9 +45,9 @@ def backend_for(
     """The fastest backend that takes this part."""
     found = kernels(param.device.type)
     plain = type(param) in (Tensor, nn.Parameter) and type(grad) is Tensor
-    if found is None or not plain or not _aligned(param, exp_avg, exp_avg_sq, axes):
+    if found is None or not plain or not _aligned(param, exp_avg, exp_avg_sq):
         return eager
-    return found if found.supports(param, grad, axes) else eager
+    return found if found.supports(param, grad, axes, exp_avg_sq.stride()) else eager
 
 
 class Batch:
@@ -63,23 +65,21 @@ class Batch:
 class Slot:
     """A parameter's parts: views of the parameter and of its moments, and their backends."""
 
-    __slots__ = ("_backends", "_grad_key", "_key", "axes", "exp_avg", "exp_avg_sq", "parts", "rule")
+    __slots__ = ("_backends", "_grad_key", "_key", "axes", "cuts", "exp_avg", "exp_avg_sq", "parts")
 
     def __init__(self, param: Tensor, state: dict[str, Any], rule: Axes | Split | None) -> None:
         self.exp_avg, self.exp_avg_sq = _restrided(param, state, rule)
-        self.rule = rule
-        self.axes = part_axes(rule)
+        self.cuts = cuts(rule, tuple(param.shape)) if isinstance(rule, Split) else []
+        self.axes = [cut.axes for cut in self.cuts] if self.cuts else [cast(Axes, rule or ())]
         self._key = _storage_key(param, self.exp_avg, self.exp_avg_sq)
         self._grad_key: Any = None
         self._backends: list[Any] = []
-        self.parts = list(
-            zip(
-                param_views(param, rule),
-                param_views(self.exp_avg, rule),
-                moment_views(self.exp_avg_sq, rule, tuple(param.shape)),
-                strict=True,
-            )
-        )
+        self.parts = [(param, self.exp_avg, self.exp_avg_sq)]
+        if self.cuts:
+            self.parts = [
+                (cut.of(param), cut.of(self.exp_avg), cut.of_moment(self.exp_avg_sq))
+                for cut in self.cuts
+            ]
 
     def serves(self, param: Tensor, state: dict[str, Any]) -> bool:
         """Whether the views are still of this parameter's storage and state."""
@@ -93,7 +93,7 @@ class Slot:
     def add_to(self, batches: dict[Any, Batch], grad: Tensor, place: int) -> None:
         """Put each part with its gradient into the batch of its backend."""
         # Views of the gradient are made anew: kept ones would keep a freed gradient alive.
-        grads = param_views(grad, self.rule)
+        grads = [cut.of(grad) for cut in self.cuts] if self.cuts else [grad]
         key = (grad.stride(), grad.dtype, type(grad), grad.is_neg())
         if key != self._grad_key:
             self._backends = [
@@ -179,20 +179,11 @@ def _restrided(
     return state["exp_avg"], state["exp_avg_sq"]
 
 
-def _aligned(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, axes: Axes) -> bool:
+def _aligned(param: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> bool:
     """Whether the moments are as kernels take them for granted."""
-    same = (
+    return (
         exp_avg.stride() == param.stride()
         and exp_avg.dtype == param.dtype
         and exp_avg_sq.dtype == torch.float32
         and exp_avg.device == exp_avg_sq.device == param.device
     )
-    like_param = not axes and exp_avg_sq.stride() == param.stride()
-    dense = exp_avg_sq.is_contiguous() and (axes != () or _row_major(param))
-    return same and (like_param or dense)
-
-
-def _row_major(tensor: Tensor) -> bool:
-    """Whether elements lie in the order of a contiguous tensor's, gaps allowed."""
-    strides = [s for size, s in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
-    return strides == sorted(strides, reverse=True)

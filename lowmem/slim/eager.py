@@ -23,7 +23,9 @@ _CPU_BLOCK = 1 << 17
 _DEVICE_BLOCK = 1 << 24
 
 
-def supports(param: Tensor, grad: Tensor, axes: Axes) -> bool:
+def supports(
+    param: Tensor, grad: Tensor, axes: Axes, v_strides: tuple[int, ...] | None = None
+) -> bool:
     """Everything strided that is real."""
     return grad.layout == torch.strided and not param.is_complex()
 
@@ -77,19 +79,29 @@ def slim_adamw_(
 
 def _average(v: Tensor, g: Tensor, axes: Axes, blocks: list[Any], beta2: float) -> None:
     """``v ← β2·v + (1 − β2)·mean of g² over axes``."""
-    count = math.prod(g.shape[axis] for axis in axes)
     work = torch.promote_types(g.dtype, torch.float32)
+    mean = _mean_square(v, g, axes, blocks, work)
+    # Where g² is beyond float32, (1 − β2)·g² may not be: AdamW's second moment is finite then.
+    # (On other devices looking would make the host wait for them at every parameter.)
+    if v.device.type == "cpu" and not is_dtensor(v) and mean.isinf().any():
+        exact = _mean_square(v, g, axes, blocks, torch.float64)
+        v.copy_(beta2 * v.double() + (1 - beta2) * exact)
+        return
+    v.lerp_(mean.to(v.dtype), 1 - beta2)
+
+
+def _mean_square(v: Tensor, g: Tensor, axes: Axes, blocks: list[Any], work: torch.dtype) -> Tensor:
+    count = math.prod(g.shape[axis] for axis in axes)
     if len(blocks) == 1:
         norm: Any = torch.linalg.vector_norm(g.to(work), dim=axes, keepdim=True)
         if is_dtensor(v):  # a shard knows its own share only
             norm = norm.redistribute(placements=cast(Any, v).placements)
-        square = norm.square()
-    else:
-        square = torch.zeros_like(v, dtype=work)
-        for index in blocks:
-            norm = torch.linalg.vector_norm(g[index].to(work), dim=axes, keepdim=True)
-            square[_kept(index, axes)] += norm.square_()
-    v.lerp_((square / count).to(v.dtype), 1 - beta2)
+        return norm.square() / count
+    square = torch.zeros_like(v, dtype=work)
+    for index in blocks:
+        norm = torch.linalg.vector_norm(g[index].to(work), dim=axes, keepdim=True)
+        square[_kept(index, axes)] += norm.square_()
+    return square / count
 
 
 def _at(tensor: Tensor, index: Any) -> Tensor:

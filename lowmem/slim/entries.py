@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -77,8 +78,11 @@ class Resolver:
         elif rules_json_path is not None:
             self.book = RuleBook(read_rules(rules_json_path))
         elif rules is not None and not self.static:
-            is_path = isinstance(rules, (str, os.PathLike))
-            self.book = RuleBook(read_rules(rules) if is_path else parse_rules(rules))  # type: ignore[arg-type]
+            if isinstance(rules, (str, os.PathLike)):
+                _need_file(rules)
+                self.book = RuleBook(read_rules(rules))
+            else:
+                self.book = RuleBook(parse_rules(rules))
         self.layer_map = layer_map
 
         # By tensor, so that copies and pickles of the optimizer keep them.
@@ -89,6 +93,7 @@ class Resolver:
             for param in model.parameters():
                 self.names[param] = names[id(param)]
                 self.decisions[param] = decisions[id(param)]
+        self.with_model = model is not None
         self.every_name = [name for several in self.names.values() for name in several]
 
     @property
@@ -103,6 +108,8 @@ class Resolver:
 
         ``known`` are entries of parameters that the optimizer has already.
         """
+        if self.with_model and params and not known:
+            self._need_members([param for param, _ in params])
         every = [
             (param, list(dict.fromkeys([*given, *self.names.get(param, [])])))
             for param, given in params
@@ -141,13 +148,26 @@ class Resolver:
             more = f" and {len(idle) - 10} more" if len(idle) > 10 else ""
             logger.warning("the layer map names no parameter by %s%s", ", ".join(idle[:10]), more)
 
+    def _need_members(self, params: Sequence[Tensor]) -> None:
+        if not any(param in self.names for param in params):
+            raise ValueError(
+                f"none of the {len(params)} parameters belongs to model=: it tells the names and "
+                "layer types of its own parameters only. Pass the module that these come from"
+            )
+
     def _need_names(self, params: Sequence[tuple[Tensor, list[str]]]) -> None:
         nameless = sum(not names for _, names in params)
-        if nameless:
+        if not nameless:
+            return
+        start = f"rules go by names, but {nameless} of {len(params)} parameters have none: "
+        if self.static:
             raise ValueError(
-                f"rules go by names, but {nameless} of {len(params)} parameters have none: pass "
-                "model.named_parameters() instead of model.parameters(), or model="
+                f"{start}pass model=model, which also tells every layer's type, or "
+                "model.named_parameters(), which reaches only layers that their names give away"
             )
+        raise ValueError(
+            f"{start}pass model.named_parameters() instead of model.parameters(), or model="
+        )
 
     def _decide(self, params: Sequence[tuple[Tensor, list[str]]]) -> list[Decision]:
         # A name that comes again begins another model: names are evidence within one only.
@@ -181,3 +201,19 @@ class Resolver:
             if isinstance(rule, Split) and is_dtensor(param):
                 raise ValueError(f"rule for {shown!r}: a DTensor cannot be split; give it one axis")
         return Entry(names, rule, decision.layer_type, source, reached, note)
+
+
+def _need_file(rules: str | os.PathLike[str]) -> None:
+    """Say what ``rules=`` may be where it is a path to nothing, or to a folder."""
+    shown = os.fspath(rules)
+    if os.path.isdir(shown):
+        raise IsADirectoryError(
+            f"rules={shown!r} is a folder; rules= takes a rules file, as `lowmem rules --out` "
+            'writes it, "table1", or a dict'
+        )
+    if not os.path.exists(shown):
+        near = difflib.get_close_matches(shown, ["table1"], n=1)
+        raise FileNotFoundError(
+            f'rules={shown!r}: there is no such file; the one choice by name is "table1"'
+            f"{' (did you mean that?)' if near else ''}, and rules may be a dict"
+        )

@@ -112,11 +112,13 @@ class SlimAdamW(Optimizer):
         if self._resolver.ruled:
             unreached = self.report().unreached
             if unreached:
+                by_name = self._resolver.static and model is None
                 logger.warning(
-                    "no rule reaches %d parameters that could be averaged: %s%s",
+                    "no rule reaches %d parameters that could be averaged: %s%s%s",
                     len(unreached),
                     ", ".join(unreached[:5]),
                     f" and {len(unreached) - 5} more" if len(unreached) > 5 else "",
+                    "; with model= their layers' types decide, not names alone" if by_name else "",
                 )
         if verbose:
             print(self.report())

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 
-def supports(param: Tensor, grad: Tensor, axes: tuple[int, ...]) -> bool:
+def supports(
+    param: Tensor, grad: Tensor, axes: tuple[int, ...], v_strides: tuple[int, ...] | None = None
+) -> bool:
     return True
 
 

@@ -155,11 +155,29 @@ def read_rules(path: str | os.PathLike[str]) -> dict[str, Axes | Split | None]:
         ValueError: it is not JSON (with line and column), names a parameter twice, or holds
             something that is no rule (with the parameter's name).
     """
-    loaded = read_json_object(path, "rules")
+    try:
+        loaded = read_json_object(path, "rules")
+    except ValueError as error:
+        if _holds_records(path):
+            raise ValueError(
+                f"{os.fspath(path)} holds SNR records, not rules: `lowmem rules --snr_filename "
+                f"{os.fspath(path)} --out rules.json` makes rules from them (in Python: "
+                "lowmem.derive_rules)"
+            ) from None
+        raise error
     try:
         return parse_rules(loaded)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{os.fspath(path)}: {error}") from None
+
+
+def _holds_records(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as SNR records do."""
+    with open(path, "rb") as file:
+        first = file.readline(1000).decode("utf-8-sig", "replace").lower()
+    return {"step", "key", "compress_dims", "snr"} <= {
+        part.strip(' "\r\n') for part in first.split(",")
+    }
 
 
 def write_rules(path: str | os.PathLike[str], rules: Mapping[str, Any]) -> None:

@@ -102,8 +102,10 @@ class _OnClassToo:
 class SNRTracker:
     """Measures the SNR of every second moment at set steps, and keeps the records.
 
-    What is measured is written at once, whole lines at a time, to a file in ``save_dir``
-    (``tracker.path``): a run that dies keeps it. ``load`` reads such a file back.
+    What is measured is written at once, whole lines at a time, to a file of this run's own in
+    ``save_dir``, ``snr_DATE-TIME_SUFFIX.csv``: a run that dies keeps it. ``tracker.path`` is
+    its path, and is logged once; ``save_all_results`` gives it the name that you like, and
+    ``load`` reads such a file back.
 
     Args:
         start_step: The first step to measure at.
@@ -160,6 +162,10 @@ class SNRTracker:
         self._splits: dict[int, Split] = {}  # of that model
         self._warned: set[str] = set()
 
+    def __repr__(self) -> str:
+        where = f"in {self.path}" if self.path else "(no file yet)"
+        return f"<SNRTracker: {len(self.records)} records of {len(self._steps)} steps {where}>"
+
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles find the model's splits anew, and write to a file of their own.
         state = dict(self.__dict__)
@@ -204,7 +210,11 @@ class SNRTracker:
             self._model, self._splits = weakref.ref(model), splits_of(model)
         moments = second_moments(model, optimizer, self._splits)
         if not moments:
-            self._warn_once(f"no second moments at step {step}: nothing has been optimized yet")
+            self._warn_once(
+                f"no second moments at step {step}, so nothing is measured: this "
+                f"{type(optimizer).__name__} holds none for this model's parameters. Adam's are "
+                "there after its first step; other optimizers, as SGD, have none"
+            )
             return
         self.records += self._measure(moments, step)
         self._steps.add(step)
@@ -251,7 +261,16 @@ class SNRTracker:
     load = _OnClassToo(_load)
 
     def rules(self, cutoff: float = 1.0, prefer: str = "snr", burn_in: int = 0) -> dict[str, Any]:
-        """Rules from the records so far, as ``derive_rules`` gives them."""
+        """Rules from the records so far, as ``derive_rules`` gives them.
+
+        Raises:
+            ValueError: nothing is measured yet.
+        """
+        if not self.records:
+            raise ValueError(
+                "this tracker has no records yet: call measure_and_save(model=, optimizer=, step=) "
+                "after optimizer steps, or load(path) records of another run"
+            )
         return derive_rules(self.records, cutoff, prefer, burn_in)
 
     def _measure(self, moments: Sequence[SecondMoment], step: int) -> list[Record]:

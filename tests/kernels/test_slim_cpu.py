@@ -33,6 +33,9 @@ MIX: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
     ((130, 8_200), (0,)),
     ((40, 24, 3, 3), (0, 2, 3)),
     ((4, 70_000), (1,)),
+    ((900, 7, 5), (1,)),
+    ((30, 300, 70), (1,)),
+    ((600, 770), (0,)),
     ((3,), ()),
     ((0, 5), (1,)),
 ]
@@ -248,17 +251,18 @@ def test_layouts_merge_to_as_few_jobs_as_there_are_means() -> None:
     assert kinds((16, 4, 3, 3), (1, 2, 3)) == [(1, 16, 36, 1)]
     assert kinds((16, 4, 3, 3), (0, 2, 3)) == [(4, 16, 4, 9)]
     assert kinds((3, 20, 30), (1,)) == [(3, 20, 30, 1)] * 3
+    assert kinds((60_000, 3, 4), (1,)) == [(3, 3, 4, 1)]
     assert kinds((7, 1), (0,)) == [(1, 1, 7, 1)]
     assert kinds((7, 1), (1,)) == [(1, 7, 1, 1)] or kinds((7, 1), (1,)) == [(0, 1, 7, 1)]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM")
 @pytest.mark.parametrize("axes", [(2,), (-3,), (0, 5)])
 def test_axes_that_do_not_exist_are_refused(axes) -> None:
     with pytest.raises(ValueError, match="do not exist in shape"):
         layout((4, 6), (6, 1), (6, 1), (6, 1), (6, 1), axes)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM")
 def test_a_step_allocates_nothing_of_a_parameters_size() -> None:
     code = """
 import torch

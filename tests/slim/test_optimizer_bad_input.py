@@ -121,7 +121,7 @@ def test_layer_maps(tmp_path, text, words):
 
 @pytest.mark.parametrize("rules", [{"weight": [1]}, "table1"])
 def test_rules_without_names(rules):
-    with pytest.raises(ValueError, match=r"named_parameters\(\).*model="):
+    with pytest.raises(ValueError, match=r"(?=.*named_parameters\(\)).*model="):
         SlimAdamW(linear().parameters(), rules=rules)
 
 
@@ -231,3 +231,49 @@ def test_names_of_a_layer_map_that_match_nothing_are_reported(tmp_path, caplog):
     caplog.clear()
     SlimAdamW(model.named_parameters(), layer_map_path=path, model=model)
     assert "layer map names" not in caplog.text
+
+
+def test_what_rules_may_be_is_said_where_it_is_none_of_it(tmp_path):
+    params = list(linear().named_parameters())
+    with pytest.raises(
+        FileNotFoundError, match=r"'tabel1'.*no such file.*\"table1\" .did you mean"
+    ):
+        SlimAdamW(params, rules="tabel1")
+    with pytest.raises(FileNotFoundError, match=r"no such file; .* rules may be a dict") as error:
+        SlimAdamW(params, rules=tmp_path / "slim.json")
+    assert "did you mean" not in str(error.value)
+    with pytest.raises(IsADirectoryError, match="is a folder; rules= takes a rules file"):
+        SlimAdamW(params, rules=tmp_path)
+
+
+@pytest.mark.parametrize("option", ["rules", "rules_json_path"])
+def test_snr_records_in_the_place_of_rules_are_told_from_broken_json(option, tmp_path):
+    path = tmp_path / "snr.csv"
+    path.write_text('step,key,shape,compress_dims,snr,mean_sqr,var\n1,w,"(3, 4)","(0,)",2,1,1\n')
+    with pytest.raises(ValueError, match=r"records, not rules: `lowmem rules --snr_filename .*csv"):
+        SlimAdamW(linear().named_parameters(), **{option: path})
+
+
+@pytest.mark.parametrize("rules", [None, "table1", {"weight": [1]}])
+def test_a_model_that_owns_none_of_the_parameters_is_refused(rules):
+    with pytest.raises(ValueError, match="none of the 2 parameters belongs to model="):
+        SlimAdamW(linear().named_parameters(), model=linear(), rules=rules)
+    model = linear()
+    SlimAdamW([("weight", model.weight)], model=model, rules="table1").add_param_group(
+        {"params": [("other.weight", nn.Parameter(torch.ones(2, 2)))]}
+    )
+
+
+def test_static_rules_say_what_a_model_reaches_and_names_do_not(caplog):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Embedding(9, 8))
+    with pytest.raises(ValueError, match="model=model, which also tells every layer's type"):
+        SlimAdamW(model.parameters(), rules="table1")
+    with pytest.raises(ValueError, match=r"model.named_parameters\(\) instead") as error:
+        SlimAdamW(model.parameters(), rules={"0.weight": [1]})
+    assert "layer's type" not in str(error.value)
+    by_name = SlimAdamW(model.named_parameters(), rules="table1")
+    assert "with model= their layers' types decide" in caplog.text
+    caplog.clear()
+    by_type = SlimAdamW(model.named_parameters(), model=model, rules="table1")
+    assert "with model=" not in caplog.text
+    assert len(by_type.report().unreached) < len(by_name.report().unreached)

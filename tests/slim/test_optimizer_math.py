@@ -282,3 +282,56 @@ def test_a_part_that_is_not_averaged_in_any_layout(layout, backend):
     first, second = slim.second_moment_parts(param)
     torch.testing.assert_close(first, whole[:2].mean(axis, keepdim=True))
     torch.testing.assert_close(second, whole[2:])
+
+
+@pytest.mark.parametrize("value", [1.0, 1e18, 1.8e19, 1e20, 5e20])
+@pytest.mark.parametrize("axes", [[0], [1], [0, 1], None])
+@pytest.mark.parametrize("shape", [(40, 65), (300, 700)])
+def test_gradients_whose_squares_overflow_leave_what_adamw_leaves(shape, axes, value, backend):
+    slim, plain = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.ones(shape))
+    ours = SlimAdamW([("w", slim)], lr=1e-2, rules={"w": axes})
+    theirs = torch.optim.AdamW([plain], lr=1e-2)
+    for p in (slim, plain):
+        p.grad = torch.full(shape, value)
+        p.grad.view(-1)[::3] *= -1
+    ours.step()
+    theirs.step()
+    expected = theirs.state[plain]["exp_avg_sq"]
+    assert expected.isfinite().all()
+    torch.testing.assert_close(ours.state[slim]["exp_avg_sq"].expand(shape), expected)
+    torch.testing.assert_close(slim, plain)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("equal", [False, True])
+def test_many_heads_of_parts_are_stepped_as_one_by_one(axis, equal, backend):
+    axes = [[1 - axis], [1 - axis] if equal else [axis], None]
+    parts = [{"size": size, "axes": a} for size, a in zip((4, 4, 2), axes, strict=True)]
+    rule = {"split": axis, "parts": parts, "repeat": 30}
+    shape = (300, 48) if axis == 0 else (48, 300)
+    torch.manual_seed(0)
+    start = torch.randn(shape)
+    together = nn.Parameter(start.clone())
+    ours = SlimAdamW([("w", together)], lr=1e-2, rules={"w": rule})
+    apart = [nn.Parameter(part.clone()) for part in param_views(start, fit_rule(
+        parse_rule(rule, "w"), shape, "w"))]  # fmt: skip
+    names = [f"p{number}" for number in range(len(apart))]
+    theirs = SlimAdamW(
+        list(zip(names, apart, strict=True)),
+        lr=1e-2,
+        rules={name: axes[number % 3] for number, name in enumerate(names)},
+    )
+    parsed = ours.rule(together)
+    for _ in range(3):
+        together.grad = torch.randn(shape)
+        for part, grad in zip(apart, param_views(together.grad, parsed), strict=True):
+            part.grad = grad.clone()
+        ours.step()
+        theirs.step()
+    views = zip(
+        param_views(together.detach(), parsed), ours.second_moment_parts(together), apart,
+        strict=True,
+    )  # fmt: skip
+    for value, second, part in views:
+        torch.testing.assert_close(value, part.detach())
+        torch.testing.assert_close(second, theirs.state[part]["exp_avg_sq"])

@@ -366,7 +366,7 @@ def test_before_the_first_step_nothing_is_measured(tmp_path, caplog):
     model = Net()
     tracker = measured(model, torch.optim.AdamW(model.parameters()), tmp_path)
     assert tracker.records == []
-    assert "nothing has been optimized yet" in caplog.text
+    assert "AdamW holds none for this model" in caplog.text
     with caplog.at_level(logging.WARNING):
         assert tracker.save_all_results("none.csv") is None
     assert not (tmp_path / "none.csv").exists()
@@ -467,3 +467,33 @@ def test_a_copy_measures_on_into_a_file_of_its_own(how, tmp_path):
     for each, steps in ((tracker, {1, 2}), (other, {1, 3})):
         assert read_records(each.path) == each.records
         assert {record.step for record in each.records} == steps
+
+
+def test_an_optimizer_without_second_moments_is_named_every_time(tmp_path, caplog):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    stepped(model, optimizer)
+    tracker = SNRTracker(save_dir=tmp_path)
+    for step in (1, 100, 200):
+        caplog.clear()
+        tracker.measure_and_save(model=model, optimizer=optimizer, step=step)
+        assert f"no second moments at step {step}" in caplog.text
+        assert "SGD holds none" in caplog.text
+    with pytest.raises(ValueError, match="no records yet: call measure_and_save"):
+        tracker.rules()
+
+
+def test_the_file_of_a_run_is_shown_and_logged_once(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    stepped(model, optimizer)
+    tracker = SNRTracker(save_dir=tmp_path)
+    assert repr(tracker) == "<SNRTracker: 0 records of 0 steps (no file yet)>"
+    for step in (1, 2):
+        tracker.measure_and_save(model=model, optimizer=optimizer, step=step)
+    assert caplog.text.count(str(tracker.path)) == 1
+    assert (
+        repr(tracker)
+        == f"<SNRTracker: {len(tracker.records)} records of 2 steps in {tracker.path}>"
+    )
