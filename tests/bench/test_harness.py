@@ -142,3 +142,8 @@ def test_every_contender_is_closed_even_if_one_fails() -> None:
             ]
         )
     assert log == ["b"]
+
+
+def test_stalls_are_the_time_beyond_twice_the_middle_step() -> None:
+    assert Timing([[1.0, 1.0, 1.0], [1.0, 6.0]]).stall_share == 4.0 / 10.0
+    assert Timing([[1.0, 1.9, 1.0]]).stall_share == 0.0

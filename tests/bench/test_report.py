@@ -137,3 +137,41 @@ def test_figures_as_people_read_them(value: float | None, unit: str, text: str) 
 def test_an_unknown_unit_is_refused() -> None:
     with pytest.raises(ValueError, match="furlongs"):
         Column("a", "b", "furlongs")
+
+
+def test_a_regime_shows_its_own_columns_and_no_idle_ones(tmp_path: Path) -> None:
+    columns = [
+        Column("contender", "who", "text"),
+        Column("p50_s", "step\np50", "s"),
+        Column("faults", "faults", "number", ("cold",)),
+        Column("disk_bytes", "disk", "bytes"),
+    ]
+    hot = {"contender": "a", "workload": "h", "regime": "hot", "p50_s": 1.0, "faults": 3}
+    cold = {**hot, "workload": "c", "regime": "cold"}
+    made = result(columns=columns, rows=[{**hot, "disk_bytes": 0}, {**cold, "disk_bytes": 5e9}])
+    made.save(tmp_path / "r.json")
+    for one in (made, Result.load(tmp_path / "r.json")):
+        shown = [[c.key for c in one.shown_columns(rows)] for rows in one.by_workload().values()]
+        assert shown == [["contender", "p50_s"], ["contender", "p50_s", "faults", "disk_bytes"]]
+    lines = made.table().splitlines()
+    assert lines[1:4] == ["         step", "  who     p50", "  ---  ------"]
+    assert "| who | step p50 |" in made.markdown()
+
+
+def test_every_table_of_the_dsa_benchmark_fits_a_terminal() -> None:
+    from lowmem.bench.columns import COLUMNS
+    from lowmem.bench.contenders import NAMES
+    from lowmem.bench.options import REGIMES
+
+    widest = {"text": max(NAMES.values(), key=len), "share": 0.0012, "bytes": 123.4e6}
+    widest |= {"s": 0.1234, "rows/s": 123.4e3, "number": 123.4, "count": 123_456}
+    for regime in (*REGIMES, "memory"):
+        row = {column.key: widest[column.unit] for column in COLUMNS}
+        table = result(columns=COLUMNS, rows=[row | {"regime": regime, "workload": "w"}]).table()
+        assert max(map(len, table.splitlines())) <= 110, table
+
+
+def test_results_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    data = result().to_dict() | {"columns": [["contender", "optimizer", "text"]]}
+    (tmp_path / "r.json").write_text(json.dumps(data, default=float))
+    assert Result.load(tmp_path / "r.json").columns == [Column("contender", "optimizer", "text")]
