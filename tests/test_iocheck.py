@@ -319,6 +319,15 @@ def test_a_stopped_command_prints_what_it_has_and_leaves_nothing(
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_is_told_before_the_check(empty: Path, option: str) -> None:
+    process = start(empty, "--seconds", "60", option, str(empty / "nowhere" / "x"))
+    text, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "no such folder" in errors
+    assert text == ""
+
+
 def test_a_bad_directory_is_one_line(tmp_path: Path) -> None:
     process = start(tmp_path / "nowhere")
     _, errors = process.communicate(timeout=120)

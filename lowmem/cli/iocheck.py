@@ -50,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
     from lowmem import env, iocheck
     from lowmem.units import parse_count
 
+    for option, target in (("--json", args.json), ("--plot", args.plot)):
+        if target and target != "-" and not Path(target).resolve().parent.is_dir():
+            raise ValueError(f"{option} is {target!r}; there is no such folder to write it to")
     seconds = args.seconds if args.seconds is not None else (3.0 if env.smoke() else 10.0)
     bar = tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {elapsed}", file=sys.stderr)
 

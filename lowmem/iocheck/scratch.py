@@ -50,7 +50,7 @@ def check_directory(directory: str | os.PathLike[str]) -> Path:
         raise OSError(
             errno.ENOSPC,
             f"too little space for a check: {free / 1e6:.0f} MB free, "
-            f"at least {2 * MIN_FREE_BYTES / 1e6:.0f} MB are needed",
+            f"at least {MIN_FREE_BYTES / 1e6:.0f} MB are needed",
             str(path),
         )
     return path
