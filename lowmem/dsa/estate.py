@@ -38,6 +38,12 @@ log = logging.getLogger(__name__)
 
 Durability = Literal["process", "power", "none"]
 
+CLOSED = "this DSA is closed; make a new one with mode='resume' to go on"
+
+
+class ClosedError(RuntimeError):
+    """What was asked for came after the end."""
+
 
 class Estate:
     """The folder and the tables of one optimizer.
@@ -305,9 +311,7 @@ class Estate:
         if self._busy.inside():
             self._busy.at_end = self.close
             return
-        with self._busy, interrupts.whole():
-            if self.closed:
-                return
+        with contextlib.suppress(ClosedError), self._busy, interrupts.whole():
             self.closed = True
             try:
                 # A folder whose resume failed, or a half-done step, is not a clean end.
@@ -320,6 +324,7 @@ class Estate:
                 if self._ready and self.tables and not (self.half_done or self.folder.scratch):
                     self._mark_clean()
             finally:
+                self._busy.over = True  # a step that waits for its turn would find no rows
                 for table in self.tables.values():
                     if table.journal is not None:
                         table.journal.close()
@@ -347,11 +352,12 @@ class Estate:
 
 
 class _Busy:
-    """A lock that the thread which holds it cannot take again."""
+    """A lock that the thread which holds it cannot take again, and nobody once it is ``over``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner = 0
+        self.over = False
         self.at_end: Callable[[], None] | None = None
 
     def inside(self) -> bool:
@@ -365,6 +371,9 @@ class _Busy:
                 "interrupted. Set a flag in the handler, and commit when the step is done"
             )
         self._lock.acquire()
+        if self.over:
+            self._lock.release()
+            raise ClosedError(CLOSED)
         self._owner = threading.get_ident()
 
     def __exit__(self, *exception: object) -> None:

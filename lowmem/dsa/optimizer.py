@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from lowmem.dsa import checkpoint, checks, dense, interrupts, states, transfer
-from lowmem.dsa.estate import Durability, Estate
+from lowmem.dsa.estate import CLOSED, Durability, Estate
 from lowmem.dsa.folder import Mode
 from lowmem.dsa.residency import Prefetch
 from lowmem.dsa.table import AdamScalars, Table, Touched, table_shape
@@ -318,7 +318,7 @@ class DSA(Optimizer):
     def _open_estate(self) -> Estate:
         estate = self._estate
         if estate is None or estate.closed:
-            raise RuntimeError("this DSA is closed; make a new one with mode='resume' to go on")
+            raise RuntimeError(CLOSED)
         estate.require_own_process()
         return estate
 

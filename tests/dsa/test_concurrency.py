@@ -58,7 +58,7 @@ def test_a_signal_handler_cannot_commit_half_a_step(pair, monkeypatch, on_sigter
     interrupt_second_table(opt, params, monkeypatch)
     opt.step()
     assert "Set a flag in the handler" in seen[0]
-    assert {step for _, step in opt._estate._commit.tables.values()} == {1}
+    assert {point.step for point in opt._estate._commit.tables.values()} == {1}
     assert {table.step for table in opt._estate.tables.values()} == {2}
     opt.commit()
 
@@ -74,6 +74,46 @@ def test_close_in_a_signal_handler_waits_for_the_end_of_the_step(
         opt.step()
     with DSA(params, directory=tmp_path / "s", mode="resume") as again:
         assert [s["step"] for s in again.state_dict()["state"].values()] == [2, 2]
+
+
+@pytest.mark.parametrize("durability", ["process", "none"])
+def test_a_step_that_waited_while_another_thread_closed(tmp_path, durability):
+    param = nn.Parameter(torch.zeros(8, 4))
+    opt = DSA([param], directory=tmp_path / "s", durability=durability)
+    sparse(param)
+    opt.step()
+    errors = []
+
+    def step():
+        try:
+            opt.step()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    with opt._estate.busy:
+        threads = [threading.Thread(target=work) for work in (opt.close, step, opt.close)]
+        for thread in threads:
+            thread.start()
+            thread.join(0.05)
+    for thread in threads:
+        thread.join()
+    assert len(errors) in (0, 1)  # the lock does not say who comes first
+    before = param.detach().clone()
+    with pytest.raises(RuntimeError, match="this DSA is closed"):
+        opt.step()
+    assert torch.equal(param, before)
+
+
+@pytest.mark.parametrize("durability", ["process", "none"])
+def test_a_closure_that_closes_the_optimizer(tmp_path, durability):
+    param = nn.Parameter(torch.zeros(8, 4))
+    opt = DSA([param], directory=tmp_path / "s", durability=durability)
+    sparse(param)
+    opt.step()
+    before = param.detach().clone()
+    with pytest.raises(RuntimeError, match="this DSA is closed"):
+        opt.step(lambda: opt.close() or 0.0)
+    assert torch.equal(param, before)
 
 
 def test_two_threads_on_one_table_take_turns(tmp_path):
