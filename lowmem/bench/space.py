@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import shutil
 import signal
 import tempfile
@@ -13,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lowmem import env
+from lowmem.iocheck.scratch import scratch_folder
 
 _PREFIX = "lowmem-bench-"
 # Bytes a weight, in memory, while everything is hot: moments, and a dense gradient.
@@ -26,17 +25,6 @@ def scratch(directory: Path | None) -> Iterator[Path]:
 
     Folders of runs that were killed are removed, too.
     """
-    home = Path(directory or Path.cwd())
-    for old in home.glob(f"{_PREFIX}*"):
-        match = re.match(re.escape(_PREFIX) + r"(\d+)-", old.name)
-        if match and old.is_dir() and not _alive(int(match.group(1))):
-            shutil.rmtree(old, ignore_errors=True)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home))
-    except OSError as error:
-        raise OSError(
-            f"{home}: no folder can be made here ({error.strerror}); choose another --directory"
-        ) from None
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -44,9 +32,9 @@ def scratch(directory: Path | None) -> Iterator[Path]:
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, stop) if main else None
     try:
-        yield folder
+        with scratch_folder(Path(directory or Path.cwd()), _PREFIX) as folder:
+            yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         if main:
             signal.signal(signal.SIGTERM, before)
 
@@ -87,15 +75,3 @@ def that_fit(names: Sequence[str], rows: int, dim: int) -> tuple[list[str], list
                 f"and {max(0.0, room) / 1e9:.1f} GB are left beside weights and the others"
             )
     return [name for name in names if name in kept], said
-
-
-def _alive(pid: int) -> bool:
-    if os.name != "posix":
-        return True  # signal 0 would end the process there
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

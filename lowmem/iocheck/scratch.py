@@ -57,14 +57,14 @@ def check_directory(directory: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def scratch_folder(directory: Path) -> Iterator[Path]:
-    """A folder of this check's own inside ``directory``, gone when the block is left.
+def scratch_folder(directory: Path, prefix: str = _PREFIX) -> Iterator[Path]:
+    """A folder of this process's own inside ``directory``, gone when the block is left.
 
-    Folders that a killed check left behind are removed, too.
+    Folders with this ``prefix`` that a killed process left behind are removed, too.
     """
-    _remove_left_behind(directory)
+    _remove_left_behind(directory, prefix)
     try:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=directory))
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=directory))
     except PermissionError as error:
         raise PermissionError(
             errno.EACCES,
@@ -97,11 +97,11 @@ def _remove(folder: Path) -> None:
             return
 
 
-def _remove_left_behind(directory: Path) -> None:
-    for folder in directory.glob(_PREFIX + "*"):
-        match = re.match(re.escape(_PREFIX) + r"(\d+)-", folder.name)
+def _remove_left_behind(directory: Path, prefix: str) -> None:
+    for folder in directory.glob(prefix + "*"):
+        match = re.match(re.escape(prefix) + r"(\d+)-", folder.name)
         if match and folder.is_dir() and not _alive(int(match.group(1))):
-            _log.info("removing %s, left by a check that was killed", folder)
+            _log.info("removing %s, left by a process that was killed", folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 

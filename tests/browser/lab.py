@@ -111,7 +111,7 @@ def _no_news(configuration: Path) -> None:
 
 
 def _wait_until_up(lab: Lab, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         if server.poll() is not None:
             break
