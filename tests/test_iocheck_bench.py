@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 0.35
 ATTEMPTS = 3
 GIB = 1 << 30
+COLD = ("--cold-rows", "2500000", "--cold-batch", "65536", "--limit", "1")
 
 
 def lowmem(*arguments: str, out: Path) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def predicted(folder: Path, rows: int, ids: str, *more: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ids", ["uniform", "zipf"])
-@pytest.mark.parametrize("regime", ["hot", "cold-limit"])
+@pytest.mark.parametrize("regime", ["hot", "cold-dropped", "cold-limit"])
 def test_the_prediction_holds(tmp_path: Path, regime: str, ids: str) -> None:
     if regime == "cold-limit" and (sys.platform != "linux" or os.geteuid() != 0):
         pytest.skip("a memory limit needs root on Linux")
@@ -55,12 +56,15 @@ def test_the_prediction_holds(tmp_path: Path, regime: str, ids: str) -> None:
         if regime == "hot":
             guess = predicted(tmp_path, 1_000_000, ids)["dsa_rows_per_s_hot"]
             truth = measured(tmp_path, regime, ids, "--rows", "1e6")
+        elif regime == "cold-dropped":
+            guess = predicted(tmp_path, 1_000_000, ids)["dsa_rows_per_s_cold"]
+            truth = measured(tmp_path, regime, ids, "--rows", "1e6", "--cold-batch", "65536")
         else:
             # The limit holds the page cache and a batch's own memory, and not the weights.
             cache = str(int(0.9 * GIB))
             figures = predicted(tmp_path, 2_500_000, ids, "--cache-bytes", cache)
             guess = figures["predicted_rows_per_s"]
-            truth = measured(tmp_path, regime, ids, "--cold-rows", "2500000", "--limit", "1")
+            truth = measured(tmp_path, regime, ids, *COLD)
         seen.append((round(guess), round(truth), round(guess / truth, 2)))
         if abs(guess / truth - 1) <= TOLERANCE:
             print(f"{regime}, {ids}: predicted {guess:,.0f}, measured {truth:,.0f} rows/s")

@@ -1,7 +1,7 @@
 """The rates of the I/O check against ``fio``'s, on one directory in one run.
 
-A disk that is shared with others changes from second to second. So a comparison that
-fails is made again, both sides anew and next to each other; the tolerance stays.
+A disk that is shared with others changes from second to second, by more than the tolerance.
+So both sides run in turns, and the median of their ratios is what is held to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lowmem.iocheck.filesystem import file_system
 pytestmark = pytest.mark.skipif(shutil.which("fio") is None, reason="needs fio")
 
 TOLERANCE = 0.25
-ATTEMPTS = 6
+PAIRS = (3, 9)  # at least, and at most where the median is not within the tolerance yet
 SIZE = 256 << 20
 JOBS = {
     "sequential_write_qd1": ("write", 1 << 20, 1),
@@ -84,10 +84,10 @@ def ours(path: Path, job: str, block: int, depth: int) -> float:
 def test_rates_agree_with_fio(path: Path, name: str) -> None:
     ours(path, *JOBS[name])  # compiled before it counts
     seen = []
-    for _ in range(ATTEMPTS):
+    for number in range(PAIRS[1]):
         theirs, mine = fio(path, *JOBS[name]), ours(path, *JOBS[name])
         seen.append(mine / theirs)
         print(f"{name}: ours {mine / 1e6:,.0f}, fio {theirs / 1e6:,.0f} MB/s, {seen[-1]:.2f}")
-        if abs(seen[-1] - 1) <= TOLERANCE:
+        if number + 1 >= PAIRS[0] and abs(np.median(seen) - 1) <= TOLERANCE:
             return
     pytest.fail(f"{name}: ours over fio's was {[round(ratio, 2) for ratio in seen]}")
