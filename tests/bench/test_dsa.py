@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -19,11 +20,11 @@ from hypothesis import strategies as st
 from lowmem.bench import contenders, dsa, regimes, space
 from lowmem.bench.cold import evict_all, warm
 from lowmem.bench.contenders import Disk, make_shared
-from lowmem.bench.counters import PeakMemory, Usage
+from lowmem.bench.counters import PeakMemory, Usage, holding, mapped_bytes
 from lowmem.bench.figures import touched_pages
 from lowmem.bench.options import CONTENDERS
 from lowmem.bench.report import Result
-from lowmem.bench.turns import Run, table, turn
+from lowmem.bench.turns import Run, table, turn, watch
 from lowmem.bench.workloads import Gradients, Ids
 from lowmem.cli import main
 
@@ -198,6 +199,38 @@ def test_usage_counts_what_is_read_from_the_device(tmp_path: Path) -> None:
     assert usage.read_bytes >= 4 << 20
 
 
+@linux
+def test_mapped_bytes_counts_the_touched_pages_of_a_mapping_once(tmp_path: Path) -> None:
+    way = contenders.make("memmap", table(1024, 16), tmp_path)  # two files of 64 KiB
+    for moment in way.moments():  # reads every page
+        assert moment.sum() == 0
+    places = [address for address, _ in way.places()]
+    assert mapped_bytes(places) == 2 * 65536
+    assert mapped_bytes([places[0], places[0] + 70]) == 65536
+    assert mapped_bytes([]) == 0
+    way.close()
+
+
+def test_holding_sees_what_stays_and_not_what_went() -> None:
+    with holding() as held:
+        kept = np.ones(4 << 20)
+        np.ones(8 << 20)
+    assert 31 << 20 < held.bytes < 40 << 20
+    assert kept.sum()
+
+
+def test_memory_of_a_step_is_the_steps_own(tmp_path: Path) -> None:
+    run = Run(
+        contenders.make("sparse-adam", table(200_000, 8), tmp_path),
+        Gradients(Ids("uniform", 200_000), 100_000, 8),
+    )
+    turn(run, 0)  # the state is made
+    watch(run, 0)
+    # It adds duplicate rows up in new tensors; ids and gradient were there before.
+    assert run.gradient_bytes == 100_000 * 8 * 4
+    assert run.gradient_bytes < run.step_bytes < 20 * run.gradient_bytes
+
+
 def test_a_turn_takes_at_least_one_step_and_leaves_no_gradient(tmp_path: Path) -> None:
     way = contenders.make("sparse-adam", table(100, 4), tmp_path)
     run = Run(way, Gradients(Ids("uniform", 100), 8, 4))
@@ -275,6 +308,9 @@ def test_quick_run_measures_every_regime_and_leaves_nothing(tmp_path: Path, caps
             assert row["p50_s"] <= row["p95_s"] <= row["p99_s"]
             assert row["repeats"] >= 3
             assert {"major_faults", "read_bytes", "written_bytes", "disk_bytes"} <= row.keys()
+            weights = 4000 * 8 * 4
+            assert row["rss_bytes"] >= weights + row["gradient_bytes"] + row["step_bytes"]
+            assert 0 <= row["stall_share"] < 1
     fresh = {row["contender"]: row for row in result.rows if row["regime"] == "fresh"}
     ratios = np.divide(fresh["SparseAdam, RAM"]["stretch_s"], fresh["DSA"]["stretch_s"])
     assert fresh["DSA"]["worst_stretch"] == pytest.approx(ratios.min(), rel=1e-4)
@@ -331,6 +367,42 @@ def test_a_wrong_number_is_a_usage_error(words: list[str], capsys) -> None:
         main(["bench", "dsa", *words])
     error = capsys.readouterr().err
     assert any(words in error for words in ("above 0", "whole number", "10000000"))
+
+
+@pytest.mark.slow
+def test_the_first_step_of_a_process(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    words = ["--regimes", "first-step", *TINY, "--directory", str(tmp_path), "--json", str(out)]
+    assert main(["bench", "dsa", "--quick", *words]) == 0
+    rows = {row["contender"]: row for row in Result.load(out).rows}
+    first, later = rows["DSA, the first run ever"], rows["DSA, every later run"]
+    assert first["first_step_s"] > later["first_step_s"] > later["second_step_s"] > 0
+    assert rows["SparseAdam, RAM"]["import_s"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize("text", ["1M", "1e6", "1_000_000", "1000k", "1000000"])
+def test_counts_are_written_as_elsewhere(text: str) -> None:
+    parser = argparse.ArgumentParser()
+    dsa.configure(parser)
+    assert parser.parse_args(["--rows", f"{text},2M"]).rows == [1_000_000, 2_000_000]
+
+
+def test_a_state_larger_than_the_memory_needs_no_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lowmem import env
+    from lowmem.bench import cgroup
+
+    monkeypatch.setattr(cgroup, "unavailable", lambda: "no root")
+    monkeypatch.setattr(env, "available_memory_bytes", lambda: 600_000)
+    out = tmp_path / "out.json"
+    words = ["--quick", "--regimes", "cold-limit", "--cold-rows", "1000,20_000", "--dim", "8"]
+    words += ["--cold-batch", "64", "--ids", "uniform", "--seconds", "0.001", "--json", str(out)]
+    assert main(["bench", "dsa", *words, "--directory", str(tmp_path)]) == 0
+    rows = Result.load(out).rows
+    assert {row["rows"] for row in rows} == {20_000}  # 1,000 rows would fit
+    assert {row["contender"] for row in rows} == {"memmap", "memmap, MADV_RANDOM", "DSA"}
 
 
 def test_without_control_groups_the_result_says_so(
