@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lowmem.dsa.store import _HUGE_SHARE
+from lowmem.dsa.store import HUGE_SHARE
 
 from .batches import MAX_IDS, Batches, count_pages, random_grads
 from .patterns import PAGE, Access
@@ -63,7 +63,7 @@ class SampleStore:
     @staticmethod
     def is_large(store_bytes: int, memory_bytes: int) -> bool:
         """Whether DSA reads a store of this size page by page, by its own rule."""
-        return store_bytes > _HUGE_SHARE * memory_bytes
+        return store_bytes > HUGE_SHARE * memory_bytes
 
     def write_back(self) -> None:
         self._store.flush()
