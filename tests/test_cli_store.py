@@ -10,7 +10,7 @@ from torch import nn
 
 from lowmem import DSA
 from lowmem.cli import main
-from lowmem.dsa.store import HEADER_BYTES
+from lowmem.dsa.header import HEADER_BYTES
 
 
 @pytest.fixture(autouse=True)

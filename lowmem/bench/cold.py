@@ -155,7 +155,7 @@ def _child(spec: dict[str, Any]) -> None:
     from lowmem.bench.limits import disk_limits, fill_random
     from lowmem.bench.turns import Run, counted, table, turn, warm_up
     from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
-    from lowmem.dsa.store import HEADER_BYTES
+    from lowmem.dsa.header import HEADER_BYTES
 
     parent = os.getppid()
     folder = Path(spec["folder"])

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from lowmem.bench.counters import holding
+from lowmem.dsa.header import HEADER_BYTES
 from lowmem.dsa.layout import RowLayout
 from lowmem.dsa.optimizer import DSA, Durability
-from lowmem.dsa.store import HEADER_BYTES
 
 NAMES = {
     "adam": "dense Adam, RAM",

@@ -28,7 +28,7 @@ from lowmem.bench.turns import (
     watch,
 )
 from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
-from lowmem.dsa.store import HEADER_BYTES
+from lowmem.dsa.header import HEADER_BYTES
 
 Rows = Iterator[dict[str, Any]]
 _STRETCHES = 10

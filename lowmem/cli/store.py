@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lowmem.dsa.commits import Commit
     from lowmem.dsa.folder import StoreFolder
-    from lowmem.dsa.store import Header
+    from lowmem.dsa.header import Header
 
 HELP = "look at, verify or repair a row store"
 _NAMED = 20  # damaged rows that are named
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _info(folder: StoreFolder, numbers: list[int]) -> int:
     from lowmem.dsa.commits import read_commit
-    from lowmem.dsa.store import read_header
+    from lowmem.dsa.header import read_header
 
     commit = read_commit(folder.path)
     if commit is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lowmem.dsa.store import StoreError
+from lowmem.dsa.header import StoreError
 
 _NUMBER = re.compile("[0-9]{1,9}")
 _RECORD, _NEXT = "COMMIT.json", "COMMIT.next"

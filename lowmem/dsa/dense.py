@@ -21,7 +21,7 @@ def prepare(params: list[Tensor], state: State, labels: dict[Tensor, str]) -> No
     for param in params:
         own = state[param]
         if not own:
-            own["step"] = torch.zeros(())
+            own["step"] = torch.zeros((), device="cpu")
             own["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
             own["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         elif own["exp_avg"].shape != param.shape or own["exp_avg"].device != param.device:

@@ -21,17 +21,12 @@ from torch import Tensor
 from lowmem.dsa import commits, interrupts, recovery, transfer
 from lowmem.dsa.commits import Commit, Point
 from lowmem.dsa.folder import Mode, StoreFolder
+from lowmem.dsa.header import StoreError, read_header, require_fit, require_name
 from lowmem.dsa.history import History
 from lowmem.dsa.journal import Journal
 from lowmem.dsa.residency import Prefetch
-from lowmem.dsa.store import (
-    RowStore,
-    StoreError,
-    read_header,
-    require_fit,
-    require_name,
-    require_space,
-)
+from lowmem.dsa.space import require_space
+from lowmem.dsa.store import RowStore
 from lowmem.dsa.table import Table, require_table, table_shape
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from lowmem.dsa.store import HEADER_BYTES, StoreError
+from lowmem.dsa.header import HEADER_BYTES, StoreError
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from lowmem.dsa.store import RowStore, StoreError
+from lowmem.dsa.header import StoreError
+from lowmem.dsa.store import RowStore
 from lowmem.dsa.sums import RowSums, slices
 from lowmem.dsa.undofile import UndoFile
 from lowmem.kernels.threads import run_parallel

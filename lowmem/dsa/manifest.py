@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowmem.dsa.store import HEADER_BYTES, StoreError
+from lowmem.dsa.header import HEADER_BYTES, StoreError
 
 MANIFEST, PART = "MANIFEST.json", "MANIFEST.part"
 BLOCK_BYTES = 4 << 20

@@ -13,8 +13,9 @@ import sys
 from lowmem.dsa import commits
 from lowmem.dsa.commits import Commit
 from lowmem.dsa.folder import StoreFolder
+from lowmem.dsa.header import Header, StoreError, read_header, unclean
 from lowmem.dsa.journal import Journal
-from lowmem.dsa.store import Header, RowStore, StoreError, read_header, unclean
+from lowmem.dsa.store import RowStore
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lowmem.dsa.commits import Point
 from lowmem.dsa.estate import Estate
+from lowmem.dsa.header import StoreError
 from lowmem.dsa.history import History
-from lowmem.dsa.store import StoreError
 from lowmem.dsa.table import Table, table_shape
 
 _KEY = "lowmem"

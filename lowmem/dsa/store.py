@@ -1,9 +1,7 @@
 """RowStore: a file of fixed-size rows, mapped into memory.
 
 The file is one header page and then ``rows`` rows of ``layout.row_bytes`` bytes, from
-byte 4,096 on. The header page holds two copies of the header, each with a sequence
-number and a checksum of its own, written in turn: a torn write leaves the other one.
-Nothing in a file is executed, and every size is checked before memory is reserved.
+byte 4,096 on.
 
 The file is reserved in full when it is made, so that a full disk is an error at
 construction and never a bus error in the middle of training.
@@ -14,214 +12,38 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import logging
 import mmap
 import os
-import re
-import shutil
-import struct
 import uuid
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lowmem.dsa import interrupts
+from lowmem.dsa.header import (
+    HEADER_BYTES,
+    SLOT_BYTES,
+    Header,
+    StoreError,
+    read_header,
+    require_fit,
+    short_name,
+    unclean,
+)
 from lowmem.dsa.history import History
 from lowmem.dsa.layout import RowLayout
+from lowmem.dsa.space import require_space, reserve
 from lowmem.env import available_memory_bytes
 from lowmem.kernels.threads import run_parallel, thread_count
 
 log = logging.getLogger(__name__)
 
-HEADER_BYTES = 4096
-FORMAT_VERSION = 1
-_MAGIC = b"LMROWST\0"
-_SLOT_BYTES = 2048
-_PREFIX = struct.Struct("<8sIIIQ")  # magic, version, payload bytes, crc32 of what follows, sequence
 _POPULATE_SHARE = 0.1  # of the available memory; more dirty pages than that stall on the disk
-_NAME_BYTES = 200  # of a name in the header; six times as many where JSON must escape them
-_OTHER_TABLE = (
-    "Pass the table that it was made for, choose another directory=, or start anew with "
-    'mode="overwrite"'
-)
-_UNNAMED = re.compile("parameter [0-9]+")
-_HUGE_SHARE = 0.25  # of the available memory; above it, huge pages would fight the page cache
-
-
-class StoreError(OSError):
-    """A row store that is not what it should be: the message says what, and the way out."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a store says of itself.
-
-    ``step`` is right while ``clean``; ``journaled`` says that every change of a row since the
-    folder's commit has its old bytes in the undo journal, and ``boot`` names the start of the
-    machine that must not have ended since for that to hold (empty: it may have). ``history``
-    names the training that the rows at ``step`` come from.
-    """
-
-    identity: str
-    rows: int
-    layout: RowLayout
-    step: int = 0
-    committed_step: int = 0
-    clean: bool = False
-    journaled: bool = False
-    name: str = ""
-    boot: str = ""
-    history: str = ""
-
-    def to_bytes(self, sequence: int) -> bytes:
-        payload = json.dumps(
-            {
-                "identity": self.identity,
-                "rows": self.rows,
-                "layout": self.layout.to_json(),
-                "step": self.step,
-                "committed_step": self.committed_step,
-                "clean": self.clean,
-                "journaled": self.journaled,
-                "name": short_name(self.name),
-                "boot": self.boot,
-                "history": self.history,
-            }
-        ).encode()
-        if len(payload) > _SLOT_BYTES - _PREFIX.size:
-            raise ValueError(f"{self.layout} is too long for a store's header")
-        checksum = zlib.crc32(struct.pack("<Q", sequence) + payload)
-        prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, len(payload), checksum, sequence)
-        return (prefix + payload).ljust(_SLOT_BYTES, b"\0")
-
-    @classmethod
-    def from_json(cls, fields: Any) -> Header:
-        if not isinstance(fields, Mapping):
-            raise ValueError("the header is not a table of fields")
-        layout = RowLayout.from_json(fields.get("layout"))
-        numbers = [fields.get(key) for key in ("rows", "step", "committed_step")]
-        if any(type(n) is not int or not 0 <= n < 1 << 48 for n in numbers) or numbers[0] == 0:
-            raise ValueError(f"rows, step and committed_step are {numbers}")
-        identity, name = fields.get("identity"), fields.get("name")
-        boot, history = fields.get("boot", ""), fields.get("history", "")
-        clean, journaled = fields.get("clean"), fields.get("journaled")
-        if not isinstance(identity, str) or not isinstance(name, str):
-            raise ValueError("identity or name is no text")
-        if not isinstance(boot, str) or not isinstance(history, str):
-            raise ValueError("boot or history is no text")
-        if not identity.isascii() or not 0 < len(identity) <= 32:
-            raise ValueError(f"identity {identity!r:.40} is not up to 32 plain letters")
-        if not history.isascii() or len(history) > 32:
-            raise ValueError(f"history {history!r:.40} is not up to 32 plain letters")
-        if type(clean) is not bool or type(journaled) is not bool:
-            raise ValueError("a flag is neither true nor false")
-        rows, step, committed = (int(n) for n in numbers if n is not None)
-        return cls(identity, rows, layout, step, committed, clean, journaled, name, boot, history)
-
-
-def short_name(name: str) -> str:
-    """``name`` as a header keeps it: cut, and marked with …, where it is long."""
-    if len(name.encode("utf-8", "replace")) <= _NAME_BYTES:
-        return name
-    cut = name.encode("utf-8", "replace")[: _NAME_BYTES - len("…".encode())]
-    return cut.decode("utf-8", "ignore") + "…"
-
-
-def require_name(path: Path, header: Header, label: str) -> None:
-    """Raise ``StoreError`` when the store was made for a parameter of another name.
-
-    Parameters without names, which are called by their number, fit any. What wrappers of a
-    model put into its names (``module.``, ``_orig_mod.``) makes no other name.
-    """
-    if not header.name or _UNNAMED.fullmatch(header.name) or _UNNAMED.fullmatch(label):
-        return
-    ours, theirs = _unwrapped(label), _unwrapped(header.name)
-    if short_name(ours) == theirs or short_name(label) == short_name(header.name):
-        return
-    # A cut name that lost a wrapper has room for more of itself.
-    if theirs.endswith("…") and ours.startswith(theirs[:-1]):
-        return
-    raise StoreError(
-        f"{path} was made for {header.name}; the parameter here is {label}. Pass the same "
-        "parameters in the same order; where they have new names only, pass them without names"
-    )
-
-
-def _unwrapped(name: str) -> str:
-    parts = [part for part in name.split(".") if part not in ("module", "_orig_mod")]
-    return ".".join(parts)
-
-
-def read_header(path: str | os.PathLike[str]) -> tuple[Header, int]:
-    """The header of the file at ``path`` and its sequence number.
-
-    Where one of the two copies is damaged, the other one may be a write behind: such a store
-    counts as not closed cleanly.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        StoreError: not a row store, of a newer format version, or damaged.
-    """
-    with open(path, "rb") as file:
-        page = file.read(HEADER_BYTES)
-    found: list[tuple[int, Header]] = []
-    faults: list[str] = []
-    for start in (0, _SLOT_BYTES):
-        slot = page[start : start + _SLOT_BYTES]
-        if len(slot) < _SLOT_BYTES or not slot.strip(b"\0"):
-            continue
-        magic, version, size, checksum, sequence = _PREFIX.unpack_from(slot)
-        if magic != _MAGIC:
-            faults.append("it does not start like one")
-            continue
-        if version != FORMAT_VERSION:
-            raise StoreError(
-                f"{path} has store format version {version}; this lowmem reads version "
-                f"{FORMAT_VERSION}. Update lowmem to read it"
-            )
-        payload = slot[_PREFIX.size : _PREFIX.size + size]
-        if len(payload) != size or zlib.crc32(struct.pack("<Q", sequence) + payload) != checksum:
-            faults.append("the checksum of its header does not match")
-            continue
-        try:
-            found.append((sequence, Header.from_json(json.loads(payload))))
-        except (ValueError, RecursionError) as error:
-            faults.append(str(error))
-    if not found:
-        raise StoreError(
-            f"{path} is not a sound row store: {'; '.join(faults) or 'it has no header'}"
-        )
-    sequence, header = max(found, key=lambda pair: pair[0])
-    if [number for number, _ in sorted(found, key=lambda pair: pair[0])] != (
-        [1] if sequence == 1 else [sequence - 1, sequence]
-    ):
-        log.warning("%s: one of the two copies of its header is damaged", path)
-        header = replace(header, clean=False)
-    return header, sequence
-
-
-def require_fit(path: Path, header: Header, rows: int | None, layout: RowLayout | None) -> None:
-    """Raise ``StoreError`` unless the file is whole and holds ``rows`` rows of ``layout``."""
-    if rows is not None and header.rows != rows:
-        raise StoreError(
-            f"{path} holds {header.rows:,} rows; the parameter has {rows:,}. {_OTHER_TABLE}"
-        )
-    if layout is not None and header.layout != layout:
-        raise StoreError(
-            f"{path} has rows of {header.layout}; the parameter needs {layout}. {_OTHER_TABLE}"
-        )
-    expected = HEADER_BYTES + header.rows * header.layout.row_bytes
-    actual = path.stat().st_size
-    if actual != expected:
-        raise StoreError(
-            f"{path} is {actual:,} bytes long; its header says {expected:,}. "
-            "It was truncated or copied in part"
-        )
+HUGE_SHARE = 0.25  # of the available memory; above it, huge pages would fight the page cache
 
 
 class RowStore:
@@ -282,7 +104,7 @@ class RowStore:
         try:
             require_space(path.parent, size)
             reserve(file, size, path.parent)
-            os.pwrite(file, header.to_bytes(1) + bytes(_SLOT_BYTES), 0)
+            os.pwrite(file, header.to_bytes(1) + bytes(SLOT_BYTES), 0)
             with interrupts.whole():
                 os.replace(aside, path)
                 left = path
@@ -361,7 +183,7 @@ class RowStore:
         """Change fields of the header (``step``, ``committed_step``, ``clean``) on disk."""
         header = replace(self.header, **changes)
         sequence = self._sequence + 1
-        os.pwrite(self._file, header.to_bytes(sequence), _SLOT_BYTES * ((sequence + 1) % 2))
+        os.pwrite(self._file, header.to_bytes(sequence), SLOT_BYTES * ((sequence + 1) % 2))
         self.header, self._sequence = header, sequence
 
     # -- rows --------------------------------------------------------------------------
@@ -394,7 +216,7 @@ class RowStore:
         TLB misses. A large one must not read megabytes around each row that it needs.
         """
         available = available_memory_bytes()
-        self.roomy = available is not None and self.file_bytes <= _HUGE_SHARE * available
+        self.roomy = available is not None and self.file_bytes <= HUGE_SHARE * available
         if self.roomy:
             self._advise(getattr(mmap, "MADV_HUGEPAGE", None))
         else:
@@ -491,46 +313,3 @@ class RowStore:
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"RowStore({str(self.path)!r}, {self.rows:,} rows of {self.layout}, {state})"
-
-
-def unclean(path: Path) -> StoreError:
-    return StoreError(
-        f"{path} was not closed cleanly, and there is no commit to go back to. Start anew "
-        'with mode="overwrite", or take it as it is with mode="resume-unclean"'
-    )
-
-
-def require_space(folder: Path, needed: int) -> None:
-    """Raise ``OSError`` with both figures when ``folder`` has less than ``needed`` bytes free."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"the store needs {needed:,} bytes and {free:,} are free; choose another "
-            "directory= or fewer rows",
-            str(folder),
-        )
-
-
-def reserve(file: int, size: int, folder: Path) -> None:
-    """Give the file ``size`` bytes of the disk, so that writing to its map cannot fail."""
-    if not hasattr(os, "posix_fallocate"):
-        os.ftruncate(file, size)
-        return
-    try:
-        os.posix_fallocate(file, 0, size)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            require_space(folder, size)
-        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-            # Some network file systems cannot reserve. Writing zeros is the honest way.
-            zeros = bytes(1 << 20)
-            for start in range(0, size, len(zeros)):
-                part = zeros[: size - start]
-                if os.pwrite(file, part, start) < len(part):
-                    require_space(folder, size)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-            return
-        raise OSError(
-            error.errno, f"{error.strerror} while reserving {size:,} bytes", str(folder)
-        ) from error

@@ -9,7 +9,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from lowmem.dsa.store import RowStore, StoreError, reserve
+from lowmem.dsa.header import StoreError
+from lowmem.dsa.space import reserve
+from lowmem.dsa.store import RowStore
 from lowmem.kernels.threads import run_parallel, thread_count
 
 _ROWS = 1 << 16  # at a time

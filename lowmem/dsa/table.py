@@ -15,7 +15,8 @@ from lowmem.dsa.store import RowStore
 from lowmem.kernels.threads import run_team, thread_count
 
 _BYTES_PER_THREAD = 1 << 20  # of traffic; less is done sooner than a thread is woken
-_WEIGHT_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+_HALF = {torch.bfloat16, torch.float16}
+_WEIGHT_DTYPES = {torch.float32, *_HALF}
 _WHOLE_NUMBERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
 
@@ -85,11 +86,21 @@ def table_shape(param: Tensor) -> tuple[int, int]:
 
 
 def require_table(param: Tensor, label: str) -> None:
-    """Raise ``TypeError`` for weights that float32 moments do not go with."""
+    """Raise for weights that float32 moments do not go with, or that share their memory.
+
+    Raises:
+        TypeError: neither float32 nor of half precision.
+        ValueError: expanded weights, which no optimizer can change one by one.
+    """
     if param.dtype not in _WEIGHT_DTYPES:
         raise TypeError(
             f"{label} has {param.dtype} weights; DSA keeps float32 moments, so its tables are "
             "float32, bfloat16 or float16"
+        )
+    if any(stride == 0 < size - 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
+        raise ValueError(
+            f"{label} is expanded: its {tuple(param.shape)} weights share memory, with strides "
+            f"{param.stride()}. clone() it before training"
         )
 
 
@@ -157,14 +168,18 @@ class Table:
         ids, job = self._ids, buffers.job
         job[ids.COUNT], job[ids.PARTS] = count, parts
         job[ids.IDS], job[ids.GRADS] = indices.data_ptr(), row_grads.data_ptr()
+        job[ids.TARGET] = param.data_ptr()
         job[ids.TOUCHED] = 0 if self.journal is None else self.journal.touched_address
         ids.sort_ids.ctypes(buffers.address)
-        bad, unique, fresh = job[ids.BAD : ids.FRESH + 1].tolist()
+        bad, unique, fresh, shared = job[ids.BAD : ids.SHARED + 1].tolist()
         if bad >= 0:
             raise IndexError(
                 f"{self.label}: index {int(indices.view(-1)[bad])} is out of range; the table "
                 f"has {self.rows:,} rows (0 to {self.rows - 1:,})"
             )
+        if shared:  # gradients that are a view of the weights, which the update changes
+            row_grads = row_grads.clone()
+            job[ids.GRADS] = row_grads.data_ptr()
         return Touched(row_grads, buffers.rows[:unique], fresh, threads)
 
     def _whole_numbers(self, indices: Tensor) -> Tensor:
@@ -223,16 +238,17 @@ class Table:
         """
         count, dim = touched.rows.size, self.dim
         cuda = weight.device.type == "cuda"
-        change = torch.empty((count, dim), dtype=torch.float32, pin_memory=cuda)
-        rows = torch.empty(count, dtype=torch.int64, pin_memory=cuda)
+        # The host, whatever torch.set_default_device says.
+        change = torch.empty((count, dim), dtype=torch.float32, device="cpu", pin_memory=cuda)
+        rows = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=cuda)
         rows.numpy()[:] = touched.rows
         faults = self._run_kernel(touched, scalars, change, emit=True)
         # Pinned buffers go back to torch's caching allocator, which waits for the copy's
         # stream before it gives them out again.
         rows = rows.to(weight.device, non_blocking=True)
         change = change.to(weight.device, non_blocking=True).view(count, *weight.shape[1:])
-        if weight.dtype == torch.float32:
-            weight.index_add_(0, rows, change)
+        if weight.dtype not in _HALF:  # doubles, where a model became that later
+            weight.index_add_(0, rows, change.to(weight.dtype))
         else:
             # Added in float32 and rounded once, as a kernel on the device would do it.
             weight[rows] = (weight[rows].float() + change).to(weight.dtype)
@@ -261,7 +277,7 @@ def _at_hand(tensor: Tensor) -> bool:
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor in memory, contiguous; the tensor itself where nothing is to be done."""
     if tensor.is_cuda:
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         pinned.copy_(tensor, non_blocking=True)
         torch.cuda.current_stream(tensor.device).synchronize()
         tensor = pinned

@@ -22,6 +22,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from lowmem.dsa.folder import acquire_lock, release_lock, spoil
+from lowmem.dsa.header import HEADER_BYTES, StoreError, read_header
 from lowmem.dsa.journal import Journal
 from lowmem.dsa.manifest import (
     BLOCK_BYTES,
@@ -33,7 +34,7 @@ from lowmem.dsa.manifest import (
     write_json,
     write_manifest,
 )
-from lowmem.dsa.store import HEADER_BYTES, RowStore, StoreError, read_header
+from lowmem.dsa.store import RowStore
 from lowmem.dsa.undofile import write_all
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowmem.dsa.commits import sync_folder
-from lowmem.dsa.store import RowStore, StoreError
+from lowmem.dsa.header import StoreError
+from lowmem.dsa.store import RowStore
 
 _MAGIC = b"LMUNDO\0\0"
 _VERSION = 1

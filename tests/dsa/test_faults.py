@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lowmem import DSA
 from lowmem.dsa import dense, recovery
-from lowmem.dsa.store import HEADER_BYTES, StoreError, read_header
+from lowmem.dsa.header import HEADER_BYTES, StoreError, read_header
 from lowmem.dsa.table import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -15,7 +15,7 @@ from dsa_faults import STEPS, Net, assert_same, in_child, one_step, outcome, run
 from torch import nn
 
 from lowmem import DSA
-from lowmem.dsa.store import StoreError
+from lowmem.dsa.header import StoreError
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="mounts"),

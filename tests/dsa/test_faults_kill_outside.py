@@ -17,7 +17,7 @@ from dsa_faults import Net, Points, assert_same, in_child, one_step, outcome, ru
 
 from lowmem import DSA
 from lowmem.cli import main
-from lowmem.dsa.store import StoreError
+from lowmem.dsa.header import StoreError
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks and kills"),

@@ -17,7 +17,7 @@ from torch import nn
 
 from lowmem import DSA
 from lowmem.dsa.folder import SCRATCH_PREFIX, acquire_lock, file_system, release_lock
-from lowmem.dsa.store import StoreError
+from lowmem.dsa.header import StoreError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -182,12 +182,8 @@ def test_a_ram_backed_folder_says_so(table):
 
 
 def test_too_small_a_disk_is_an_error_before_training(tmp_path, monkeypatch):
-    import shutil
-
-    from lowmem.dsa import store
-
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=10_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000_000))
     table = nn.Embedding(200_000, 100, sparse=True)
     with pytest.raises(OSError, match=r"needs 160,000,000 bytes and 10,000,000 are free"):
         DSA(table.parameters(), directory=tmp_path / "m")

@@ -10,7 +10,7 @@ from dsa_faults import Net, assert_same, one_step, outcome
 from torch import nn
 
 from lowmem import DSA
-from lowmem.dsa.store import StoreError
+from lowmem.dsa.header import StoreError
 
 OTHER = "of another training of this store"
 

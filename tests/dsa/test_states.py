@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lowmem import DSA
-from lowmem.dsa.store import StoreError
+from lowmem.dsa.header import StoreError
 
 
 def model():

@@ -6,22 +6,16 @@ import json
 import os
 import shutil
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowmem.dsa import store as store_module
+from lowmem.dsa.header import HEADER_BYTES, StoreError, read_header, require_name, short_name
 from lowmem.dsa.layout import Field, RowLayout
-from lowmem.dsa.store import (
-    HEADER_BYTES,
-    RowStore,
-    StoreError,
-    read_header,
-    require_name,
-    short_name,
-)
+from lowmem.dsa.store import RowStore
 
 
 @pytest.fixture
@@ -76,7 +70,7 @@ def test_the_whole_file_is_reserved_when_it_is_made(path):
 
 def test_too_small_a_disk_names_both_figures_and_leaves_nothing(path, monkeypatch):
     usage = shutil.disk_usage(path.parent)
-    monkeypatch.setattr(store_module.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     with pytest.raises(OSError, match=r"needs 10,244,096 bytes and 1,000,000 are free") as caught:
         make(path, rows=10_000, dim=128)
     assert caught.value.errno == errno.ENOSPC
@@ -206,8 +200,8 @@ def test_any_flipped_bit_in_the_header_is_noticed_or_harmless(tmp_path_factory, 
     except StoreError:
         return
     # Either the bit was in unused space, or one copy serves, and is not taken for clean.
-    behind = store_module.replace(before, clean=False)
-    assert header in (before, behind, store_module.replace(behind, step=0))
+    behind = replace(before, clean=False)
+    assert header in (before, behind, replace(behind, step=0))
 
 
 def test_layout_offsets_and_bad_fields():

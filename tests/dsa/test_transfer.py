@@ -13,7 +13,7 @@ from torch import nn
 
 from lowmem import DSA
 from lowmem.dsa import manifest, transfer
-from lowmem.dsa.store import HEADER_BYTES, StoreError
+from lowmem.dsa.header import HEADER_BYTES, StoreError
 
 
 @pytest.fixture(autouse=True)
