@@ -243,10 +243,11 @@ def _scalars(
 ) -> np.ndarray:
     count = np.array(steps, np.float64)
     scalars = np.empty((len(count), 8), np.float32)
-    scalars[:, :4] = 1 - beta1, beta2, 1 - beta2, 1 - lr * weight_decay
-    scalars[:, 4] = lr / (1 - beta1**count)
-    scalars[:, 5] = np.sqrt(1 - beta2**count)
-    scalars[:, 6:] = eps, -1.0 if maximize else 1.0
+    with np.errstate(over="ignore"):  # a huge lr is infinite in float32, as in torch
+        scalars[:, :4] = 1 - beta1, beta2, 1 - beta2, 1 - lr * weight_decay
+        scalars[:, 4] = lr / (1 - beta1**count)
+        scalars[:, 5] = np.sqrt(1 - beta2**count)
+        scalars[:, 6:] = eps, -1.0 if maximize else 1.0
     return scalars
 
 

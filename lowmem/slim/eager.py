@@ -58,6 +58,7 @@ def slim_adamw_(
             _average(v, g, over, blocks, beta2)
             denominator = (v.sqrt() / math.sqrt(correction2)).add_(eps)
         work = torch.promote_types(p.dtype, torch.float32)
+        rate = torch.tensor(lr / correction1, dtype=work).item()  # a huge one is infinite
         for index in blocks:
             pb, gb, mb = _at(p, index), _at(g, index).to(work), _at(m, index)
             mean = mb if mb.dtype == work else mb.to(work)
@@ -70,7 +71,7 @@ def slim_adamw_(
                 denom = (vb.sqrt() / math.sqrt(correction2)).add_(eps)
             value = pb if pb.dtype == work else pb.to(work)
             value.mul_(1 - lr * weight_decay)
-            value.addcdiv_(mean, denom.to(work), value=-lr / correction1)
+            value.addcdiv_(mean, denom.to(work), value=-rate)
             if value is not pb:
                 pb.copy_(value)
             if mean is not mb:

@@ -335,3 +335,20 @@ def test_many_heads_of_parts_are_stepped_as_one_by_one(axis, equal, backend):
     for value, second, part in views:
         torch.testing.assert_close(value, part.detach())
         torch.testing.assert_close(second, theirs.state[part]["exp_avg_sq"])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("lr", [1e38, 1e30, 1e-30, 0.0])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 4), (0, 3)])
+def test_extreme_rates_and_shapes_do_what_adamw_does(lr, shape, backend):
+    torch.manual_seed(0)
+    slim = nn.Parameter(torch.randn(shape))
+    plain = nn.Parameter(slim.detach().clone())
+    ours = SlimAdamW([slim], lr=torch.tensor(lr))
+    theirs = torch.optim.AdamW([plain], lr=torch.tensor(lr))
+    for _ in range(3):
+        slim.grad = torch.randn(shape)
+        plain.grad = slim.grad.clone()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(slim, plain, rtol=1e-4, atol=1e-6, equal_nan=True)
