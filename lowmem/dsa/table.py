@@ -97,10 +97,11 @@ def require_table(param: Tensor, label: str) -> None:
             f"{label} has {param.dtype} weights; DSA keeps float32 moments, so its tables are "
             "float32, bfloat16 or float16"
         )
-    if any(stride == 0 < size - 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
+    strides = param.stride()
+    if any(size > 1 and not stride for size, stride in zip(param.shape, strides, strict=True)):
         raise ValueError(
             f"{label} is expanded: its {tuple(param.shape)} weights share memory, with strides "
-            f"{param.stride()}. clone() it before training"
+            f"{strides}. clone() it before training"
         )
 
 
@@ -108,7 +109,7 @@ class Table:
     """A parameter whose two moments live in a row store.
 
     Raises:
-        TypeError: weights that are neither float32 nor of half precision.
+        TypeError, ValueError: weights that :func:`require_table` refuses.
     """
 
     def __init__(self, param: Tensor, store: RowStore, prefetch: Prefetch, label: str) -> None:
@@ -171,13 +172,13 @@ class Table:
         job[ids.TARGET] = param.data_ptr()
         job[ids.TOUCHED] = 0 if self.journal is None else self.journal.touched_address
         ids.sort_ids.ctypes(buffers.address)
-        bad, unique, fresh, shared = job[ids.BAD : ids.SHARED + 1].tolist()
+        bad, unique, fresh = job[ids.BAD : ids.FRESH + 1].tolist()
         if bad >= 0:
             raise IndexError(
                 f"{self.label}: index {int(indices.view(-1)[bad])} is out of range; the table "
                 f"has {self.rows:,} rows (0 to {self.rows - 1:,})"
             )
-        if shared:  # gradients that are a view of the weights, which the update changes
+        if bad == ids.SHARED:  # the update would change gradients that it has not read yet
             row_grads = row_grads.clone()
             job[ids.GRADS] = row_grads.data_ptr()
         return Touched(row_grads, buffers.rows[:unique], fresh, threads)

@@ -24,6 +24,7 @@ _AHEAD = 16  # rows between asking for a byte of the bitmap and looking at it
     JOB_SIZE,
 ) = range(23)  # fmt: skip
 
+SHARED = -2  # of ``BAD``: the ids are in range, and the gradients are a view of the weights
 DIGIT_BITS = 11  # of a row number, sorted in one pass; its counters stay in the first-level cache
 
 
@@ -134,7 +135,8 @@ def count_untouched(rows, touched):
 def sort_ids(job_address):
     """Check and sort the ids of a step, and divide them into parts.
 
-    Sets ``BAD`` to the position of an id out of range, or to -1 and then ``UNIQUE`` to the
+    Sets ``BAD`` to the position of an id out of range, or to -1, or to ``SHARED`` where the
+    gradients lie in the memory of the table at ``TARGET``, and then ``UNIQUE`` to the
     number of different rows and ``FRESH`` to how many of them are not yet in the bitmap
     ``TOUCHED`` (0 without one). ``KEYS`` and ``SPARE`` may have changed places.
     """
@@ -154,6 +156,9 @@ def sort_ids(job_address):
     if sort_keys(keys, spare, rows, shift, digits):
         job[KEYS], job[SPARE] = job[SPARE], job[KEYS]
         keys = spare
+    grads, target, row_bytes = job[GRADS], job[TARGET], 4 * job[DIM]
+    if grads < target + rows * row_bytes and target < grads + count * row_bytes:
+        job[BAD] = SHARED
     unique = divide(keys, shift, parts, found, bounds, firsts)
     job[UNIQUE] = unique
     job[FRESH] = 0

@@ -469,3 +469,66 @@ def test_hooks_and_the_profiler_see_a_step_as_any_optimizers(kind, tmp_path):
     assert [
         event.count for event in profile.key_averages() if event.key == "Optimizer.step#DSA.step"
     ] == [1]
+
+
+@pytest.mark.parametrize("ids", [range(9), [4, 0, 8, 2, 6, 1, 3], [1, 2, 2, 0, 1]])
+def test_gradients_that_are_a_view_of_the_weights(ids):
+    first, second = (nn.Embedding(9, 20, sparse=True) for _ in "ab")
+    second.load_state_dict(first.state_dict())
+    ids = torch.tensor(list(ids))
+    with DSA(first.parameters(), lr=0.1) as opt:
+        peer = torch.optim.SparseAdam(second.parameters(), lr=0.1)
+        for _ in range(3):
+            for model, optimizer in ((first, opt), (second, peer)):
+                optimizer.zero_grad()
+                model(ids).backward(model.weight.detach()[: len(ids)])
+                optimizer.step()
+        torch.testing.assert_close(first.weight, second.weight, **CLOSE)
+        assert_same_state(opt, first.weight, peer, second.weight)
+
+
+def test_a_model_that_became_double_keeps_its_precision():
+    weight = nn.Parameter(torch.zeros(4, 3))
+    with DSA([weight], lr=1e-3) as opt:
+        opt.step_rows(weight, [1], torch.ones(1, 3))
+        weight.data = weight.data.double() + 1 + 2**-40
+        before = weight.detach().clone()
+        opt.step_rows(weight, [1], torch.zeros(1, 3))
+        moved = before - weight.detach()
+    assert torch.equal(moved[[0, 2, 3]], torch.zeros(3, 3, dtype=torch.float64))
+    # Exactly a float32 update: the weight itself was not rounded.
+    change = moved[1].float().double()
+    torch.testing.assert_close(moved[1], change, rtol=0, atol=1e-14)
+    assert (change > 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_default_device_is_for_the_users_own_tensors(dtype):
+    ours = nn.Parameter(torch.ones(6, 4).to(dtype).T)
+    theirs = nn.Parameter(torch.ones(4, 6).to(dtype))
+    layer = nn.Linear(2, 2)
+    with DSA([ours, *layer.parameters()], lr=0.1) as opt, DSA([theirs], lr=0.1) as peer:
+        layer(torch.ones(1, 2)).sum().backward()
+        for param in (ours, theirs):
+            param.grad = torch.sparse_coo_tensor([[1, 3, 1]], torch.ones(3, 6).to(dtype), (4, 6))
+        torch.set_default_device("meta")
+        try:
+            opt.step()
+        finally:
+            torch.set_default_device(None)
+        peer.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_expanded_weights_are_refused_before_anything_changes(tmp_path):
+    weight = nn.Parameter(torch.ones(1, 3).expand(4, 3))
+    other = nn.Parameter(torch.ones(4, 3))
+    with DSA([other, weight], directory=tmp_path / "s") as opt:
+        for param in (other, weight):
+            param.grad = torch.sparse_coo_tensor([[1]], torch.ones(1, 3), (4, 3))
+        with pytest.raises(ValueError, match=r"share memory, with strides \(0, 1\)"):
+            opt.step()
+        assert torch.equal(other, torch.ones(4, 3))
+        weight.data = torch.ones(4, 3)
+        opt.step()
+    torch.testing.assert_close(weight, other, rtol=0, atol=0)
