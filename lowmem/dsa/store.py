@@ -16,6 +16,7 @@ import logging
 import mmap
 import os
 import uuid
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,12 @@ from lowmem.kernels.threads import run_parallel, thread_count
 log = logging.getLogger(__name__)
 
 _POPULATE_SHARE = 0.1  # of the available memory; more dirty pages than that stall on the disk
-HUGE_SHARE = 0.25  # of the available memory; above it, huge pages would fight the page cache
+# Of the available memory, for all stores of this process together. A step that changes one row
+# in each huge page makes all of them dirty, and the system halts a writer that has more than
+# its share (by default a fifth of the memory, and from half-way between a tenth and that on).
+HUGE_SHARE = 0.12
+
+_stores: weakref.WeakSet[RowStore] = weakref.WeakSet()
 
 
 class RowStore:
@@ -58,6 +64,7 @@ class RowStore:
     def __init__(self, path: Path, file: int, header: Header, sequence: int) -> None:
         self.path = path
         self.header = header
+        self.roomy = False
         # Rows that a crash left half way are like no others.
         self.history = History(header.history, header.step) if header.clean else History()
         self._sequence = sequence
@@ -216,7 +223,9 @@ class RowStore:
         TLB misses. A large one must not read megabytes around each row that it needs.
         """
         available = available_memory_bytes()
-        self.roomy = available is not None and self.file_bytes <= HUGE_SHARE * available
+        others = sum(store.file_bytes for store in _stores if store.roomy and not store.closed)
+        self.roomy = available is not None and others + self.file_bytes <= HUGE_SHARE * available
+        _stores.add(self)
         if self.roomy:
             self._advise(getattr(mmap, "MADV_HUGEPAGE", None))
         else:

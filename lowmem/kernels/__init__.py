@@ -1,0 +1,7 @@
+"""Compiled kernels, cached by numba in ``__pycache__``."""
+
+from pathlib import Path
+
+from lowmem.kernels.cache import drop_stale
+
+drop_stale(Path(__file__).parent)

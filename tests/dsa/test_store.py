@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lowmem.dsa import store as store_module
 from lowmem.dsa.header import HEADER_BYTES, StoreError, read_header, require_name, short_name
 from lowmem.dsa.layout import Field, RowLayout
-from lowmem.dsa.store import RowStore
+from lowmem.dsa.store import HUGE_SHARE, RowStore
 
 
 @pytest.fixture
@@ -282,3 +283,16 @@ def test_a_store_belongs_to_the_parameter_of_its_name(path, made_for, label, fit
         require_name(path, header, label)
     assert short_name(made_for) in str(caught.value)
     assert label in str(caught.value)
+
+
+def test_huge_pages_are_for_stores_that_are_small_together(tmp_path, monkeypatch):
+    layout = RowLayout.adam(64)
+    size = 100 * layout.row_bytes + HEADER_BYTES
+    monkeypatch.setattr(store_module, "available_memory_bytes", lambda: 2.5 * size / HUGE_SHARE)
+    stores = [RowStore.create(tmp_path / f"{n}", 100, layout) for n in range(3)]
+    assert [store.roomy for store in stores] == [True, True, False]
+    stores[0].close()
+    again = RowStore.create(tmp_path / "again", 100, layout)
+    assert again.roomy, "what is closed takes no share"
+    for store in (*stores[1:], again):
+        store.close()
