@@ -15,9 +15,9 @@ from lowmem.bench.figures import figures
 from lowmem.bench.turns import Run, table, take_turns, watch
 from lowmem.bench.workloads import Gradients, Ids
 
-# More than the processor's caches hold; and their pages, one a row in a tall table, are few
-# enough for the system not to start writing them back meanwhile.
-HOT_ROWS = 400_000
+# Their pages, one a row in a tall table, are few enough for the system not to start writing
+# them back meanwhile.
+HOT_ROWS = 100_000
 
 
 def flat(
@@ -56,6 +56,7 @@ def flat(
                 param[torch.from_numpy(chosen)] = 0.01
             for field in way.store.fields.values():
                 field[chosen] = 1e-3
+            way.flush()
             runs.append(Run(way, Gradients(ids, batch, dim)))
         label = f"flat: dim {dim}, {hot:,} hot rows scattered over the table, batch {batch:,}"
         take_turns(runs, seconds=seconds, device=Device(folder), label=label)

@@ -196,6 +196,8 @@ def meet(
         for batch in batches:
             grads = Gradients(source, batch, dim)
             runs = [kind(way, grads) for way in ways]
+            for way in ways:
+                way.flush()  # what is dirty now is not written back in somebody's turn
             label = f"{title}: {WORKLOADS[source.name]}, {size(rows, dim)}, batch {batch:,}"
             take_turns(runs, seconds=seconds, device=device, before=before, label=label)
             group = [figures(run, limits, regime=regime, workload=label) for run in runs]

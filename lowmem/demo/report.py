@@ -132,8 +132,8 @@ def draw(history: History, path: Path, title: str = "", triples: int = 0) -> Non
             label=f"mean of {window} steps",
         )
     passed = np.cumsum([step.triples for step in history.steps]) // max(triples, 1)
-    starts = seconds[np.flatnonzero(np.diff(passed))] if triples else []
-    for number, start in enumerate(starts[:20]):
+    turns = np.flatnonzero(np.diff(passed)) if triples else np.empty(0, np.int64)
+    for number, start in enumerate(seconds[turns][:20]):
         label = "another pass over the triples" if number == 0 else None
         upper.axvline(start, color="0.4", linewidth=0.8, linestyle=":", label=label)
     upper.set_ylabel("loss (nats)")
