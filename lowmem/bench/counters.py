@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -97,20 +96,6 @@ def mapped_bytes(addresses: Sequence[int]) -> int:
     except (OSError, ValueError, IndexError):
         return 0
     return total
-
-
-def take_back(size: int) -> None:
-    """Touch so many bytes of free memory and give them up again.
-
-    A virtual machine lends memory that is free to its host, and whoever touches it next waits
-    until it is back. That would be time of the machine's, counted for whoever comes first.
-    """
-    with mmap.mmap(-1, max(size, mmap.PAGESIZE)) as area:
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):
-                area.madvise(mmap.MADV_HUGEPAGE)
-        for start in range(0, size, mmap.PAGESIZE):
-            area[start] = 1
 
 
 def trim() -> None:

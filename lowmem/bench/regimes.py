@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from lowmem.bench.cold import evict_all
 from lowmem.bench.contenders import NAMES, Disk, Way, make, make_shared
-from lowmem.bench.counters import Device, holding, take_back
+from lowmem.bench.counters import Device, holding
 from lowmem.bench.figures import add_ratio, figures
 from lowmem.bench.harness import Contender, check_equal
 from lowmem.bench.limits import disk_limits, fill_random
@@ -29,7 +29,6 @@ from lowmem.bench.turns import (
 )
 from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
 from lowmem.dsa.header import HEADER_BYTES
-from lowmem.env import available_memory_bytes
 
 Rows = Iterator[dict[str, Any]]
 _STRETCHES = 10
@@ -106,8 +105,7 @@ def fresh(
     """From the first step on: no page of the state has been touched before.
 
     Half way, what is on disk is written back, so that the first write to each page after a
-    write-back is in the figures, too. What a virtual machine has lent to its host is taken
-    back before each run: that is no optimizer's time.
+    write-back is in the figures, too.
     """
     param = table(rows, dim)
     param.data.fill_(0.01)
@@ -127,8 +125,6 @@ def fresh(
                 bar.set_postfix_str(NAMES[name])
                 home = folder / f"fresh-{repeat}"
                 home.mkdir(exist_ok=True)
-                if 20 * rows * dim < (available_memory_bytes() or 0):
-                    take_back(2 * 8 * rows * dim)
                 with contextlib.ExitStack() as stack:
                     stack.callback(shutil.rmtree, home, ignore_errors=True)
                     with holding() as held:
