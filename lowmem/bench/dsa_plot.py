@@ -40,7 +40,8 @@ def figure(result: Result) -> Figure:
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    picture.supxlabel(result.caption(), fontsize=7)
+    width = round(17 * picture.get_figwidth())
+    picture.supxlabel(textwrap.fill(result.caption(), width), fontsize=7)
     return picture
 
 

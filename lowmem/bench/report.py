@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _WIDTH = 110  # of a terminal's table
+_MANY = 3  # tables that a page still takes in full
 
 
 @dataclass
@@ -241,8 +242,17 @@ def update_readme(text: str, results: dict[str, Result]) -> str:
         if end not in rest:
             raise ValueError(f"bench:{name} ends before it starts in the README")
         after = rest.split(end)[1]
-        text = f"{before}{start}\n{results[name].markdown()}\n{end}{after}"
+        text = f"{before}{start}\n{_for_readme(results[name])}\n{end}{after}"
     return text
+
+
+def _for_readme(result: Result) -> str:
+    """All tables of a result, or a short one in their place where there are many."""
+    if len(result.by_workload()) <= _MANY:
+        return result.markdown()
+    from lowmem.bench.brief import brief
+
+    return brief(result)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -259,7 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if new != old:
             args.readme.write_text(new)
         for name, result in results.items():
-            if not args.no_plots and result.benchmark != "quality":
+            drawable = any(isinstance(row.get(result.main), int | float) for row in result.rows)
+            if not args.no_plots and drawable and result.benchmark != "quality":
                 result.plot(args.directory / f"{name}.png")
     except (ValueError, OSError) as error:
         print(f"lowmem.bench.report: {error}", file=sys.stderr)
