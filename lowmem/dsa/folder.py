@@ -67,8 +67,11 @@ class StoreFolder:
                     str(self.path),
                 )
             if mode.startswith("resume") and not stores and not self._has_record():
+                unnamed = "; give directory=, the folder of the run before" if self.scratch else ""
                 raise FileNotFoundError(
-                    errno.ENOENT, f'mode="{mode}" found no store in the folder', str(self.path)
+                    errno.ENOENT,
+                    f'mode="{mode}" found no store in the folder{unnamed}',
+                    str(self.path),
                 )
             kind = file_system(self.path)
             if kind in _RAM_FILE_SYSTEMS:

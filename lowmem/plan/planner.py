@@ -74,7 +74,10 @@ def plan(
         dense = Dense(parse_count(parameters, "parameters"), dtype, "cpu", _share(share))
         return _dense_plan(dense, place, weights)
     if rows is None or dim is None:
-        raise ValueError(f"a table has rows and dim; they are {rows!r} and {dim!r}")
+        missing = "rows" if rows is None else "dim"
+        raise ValueError(
+            f"a table has rows and dim; they are {rows!r} and {dim!r}: give {missing}, too"
+        )
     if share is not None:
         raise ValueError("share belongs to a dense model: give parameters, not rows and dim")
     table = Table(

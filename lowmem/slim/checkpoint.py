@@ -117,7 +117,10 @@ def checked_for_loading(
     _refuse("made with other rules", "rules", rules)
     hint = ""
     if all("rules" not in group for group in state_dict["param_groups"]):
-        hint = ". An AdamW checkpoint becomes one of SlimAdamW by compress_state_dict(state, rules)"
+        hint = (
+            ". An AdamW checkpoint becomes one of SlimAdamW by "
+            "lowmem.slim.checkpoint.compress_state_dict(state, rules)"
+        )
     _refuse("of another model or other rules", "shapes", shapes, hint)
     loaded["state"] = state
     return loaded

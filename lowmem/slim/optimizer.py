@@ -101,6 +101,11 @@ class SlimAdamW(Optimizer):
             "maximize": maximize,
         }
         check_hyper_parameters(defaults)
+        if isinstance(params, nn.Module):
+            raise TypeError(
+                "SlimAdamW takes parameters, not a module: pass model.named_parameters(), or "
+                "model.parameters() and model=model"
+            )
         self._resolver = Resolver(rules, model, rules_json_path, layer_map_path)
         self._entries: dict[Tensor, Entry] = {}
         self._slots: dict[Tensor, Slot] = {}

@@ -352,3 +352,10 @@ def test_a_disk_that_cannot_lock_is_a_warning(table, tmp_path, monkeypatch, capl
     with DSA([table], directory=tmp_path / "m") as opt:
         touch(opt, table)
     assert "a second process would go unnoticed" in caplog.text
+
+
+def test_resume_without_a_folder_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="give directory=, the folder of the run before"):
+        DSA([nn.Parameter(torch.ones(2, 2))], mode="resume")
+    assert not list(tmp_path.iterdir())

@@ -277,3 +277,8 @@ def test_static_rules_say_what_a_model_reaches_and_names_do_not(caplog):
     by_type = SlimAdamW(model.named_parameters(), model=model, rules="table1")
     assert "with model=" not in caplog.text
     assert len(by_type.report().unreached) < len(by_name.report().unreached)
+
+
+def test_a_module_in_place_of_its_parameters_is_told_what_to_pass() -> None:
+    with pytest.raises(TypeError, match=r"pass model\.named_parameters\(\)"):
+        SlimAdamW(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
