@@ -83,6 +83,7 @@ class Estate:
 
     def _resume(self, numbers: Mapping[Tensor, int], labels: Mapping[Tensor, str]) -> None:
         params = {number: param for param, number in numbers.items()}
+        going_on = []
         for number, path in self.folder.stores().items():
             if number not in params:
                 raise StoreError(
@@ -94,6 +95,8 @@ class Estate:
             require_name(path, header, labels[param])
             if self._mode == "resume-unclean" and not header.clean:
                 log.warning("%s was not closed cleanly; it is taken as it is", path)
+            if header.clean and header.step:
+                going_on.append(f"{labels[param]} at step {header.step:,}")
         if self._mode == "resume":
             self._commit = recovery.recover(self.folder, sync=self._sync)
         else:
@@ -103,6 +106,15 @@ class Estate:
             store = RowStore.open(path, recover=self._mode == "resume-unclean")
             table = self.tables[param] = Table(param, store, self._prefetch, labels[param])
             table.step = store.header.step
+        if going_on:
+            more = f" and {len(going_on) - 3} more" if len(going_on) > 3 else ""
+            log.warning(
+                "%s: going on with %s%s. Weights do not come back by themselves: load the "
+                "checkpoint of that step",
+                self.folder.path,
+                ", ".join(going_on[:3]),
+                more,
+            )
         # From here on the rows may leave the folder's copies and checksums behind.
         self.folder.forget_manifest()
         if self._journaled:

@@ -359,3 +359,12 @@ def test_resume_without_a_folder_says_what_is_missing(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="give directory=, the folder of the run before"):
         DSA([nn.Parameter(torch.ones(2, 2))], mode="resume")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_clean_resume_says_that_weights_do_not_come_back(tmp_path, caplog):
+    table = nn.Parameter(torch.ones(10, 2))
+    with DSA([table], directory=tmp_path / "m") as opt:
+        opt.step_rows(table, torch.tensor([1]), torch.ones(1, 2))
+    caplog.clear()
+    DSA([table], directory=tmp_path / "m", mode="resume").close()
+    assert "parameter 0 at step 1. Weights do not come back by themselves" in caplog.text
