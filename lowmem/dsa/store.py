@@ -105,7 +105,8 @@ class RowStore:
         header = Header(uuid.uuid4().hex, rows, layout, name=short_name(name))
         size = HEADER_BYTES + rows * layout.row_bytes
         aside = path.with_name(path.name + ".new")
-        file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0))
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+        file = os.open(aside, flags, 0o666)
         left = aside  # what to remove when something fails
         store = None
         try:

@@ -61,7 +61,8 @@ class UndoFile:
     def renew(self, epoch: int) -> None:
         """An empty file for commit ``epoch``."""
         aside = self.path.with_suffix(".undo.new")
-        file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0))
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+        file = os.open(aside, flags, 0o666)
         try:
             head = _MAGIC, _VERSION, self._store.layout.row_bytes, epoch
             crc = zlib.crc32(_HEADER.pack(*head, self._identity, 0))

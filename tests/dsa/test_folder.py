@@ -368,3 +368,13 @@ def test_a_clean_resume_says_that_weights_do_not_come_back(tmp_path, caplog):
     caplog.clear()
     DSA([table], directory=tmp_path / "m", mode="resume").close()
     assert "parameter 0 at step 1. Weights do not come back by themselves" in caplog.text
+
+
+def test_files_of_a_store_are_no_programs(tmp_path):
+    table = nn.Parameter(torch.ones(10, 2))
+    with DSA([table], directory=tmp_path / "m") as opt:
+        opt.step_rows(table, torch.tensor([1]), torch.ones(1, 2))
+        opt.commit()
+    modes = {path.name: path.stat().st_mode & 0o111 for path in (tmp_path / "m").iterdir()}
+    assert len(modes) >= 3
+    assert not any(modes.values()), modes
