@@ -170,11 +170,12 @@ def _read(path: Path) -> dict[str, Any] | None:
     return body
 
 
-def _write(path: Path, body: dict[str, Any], sync: bool) -> None:
+def write_json(path: Path, body: dict[str, Any], *, sync: bool) -> None:
+    """Write a JSON file whole or not at all; with ``sync``, its bytes are on the disk first."""
     aside = path.with_name(path.name + ".new")
     try:
         with open(aside, "w") as file:
-            json.dump({**body, "crc32": _crc(body)}, file)
+            json.dump(body, file)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
@@ -183,6 +184,10 @@ def _write(path: Path, body: dict[str, Any], sync: bool) -> None:
         with contextlib.suppress(OSError):
             aside.unlink()
         raise
+
+
+def _write(path: Path, body: dict[str, Any], sync: bool) -> None:
+    write_json(path, {**body, "crc32": _crc(body)}, sync=sync)
     if sync:
         sync_folder(path.parent)
 

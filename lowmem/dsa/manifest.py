@@ -6,16 +6,15 @@ nothing is believed before it was looked at.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lowmem.dsa.commits import write_json
 from lowmem.dsa.header import HEADER_BYTES, StoreError
 
 MANIFEST, PART = "MANIFEST.json", "MANIFEST.part"
@@ -99,21 +98,7 @@ def _parse(fields: Any) -> Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     body = manifest.to_json()
     seal = digest(json.dumps(body, sort_keys=True).encode())
-    write_json(directory / MANIFEST, {**body, "digest": seal})
-
-
-def write_json(path: Path, body: dict[str, Any]) -> None:
-    aside = path.with_name(path.name + ".new")
-    try:
-        with open(aside, "w") as file:
-            json.dump(body, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
+    write_json(directory / MANIFEST, {**body, "digest": seal}, sync=True)
 
 
 def digest(data: bytes) -> str:

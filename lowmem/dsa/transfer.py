@@ -21,6 +21,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from lowmem.dsa.commits import write_json
 from lowmem.dsa.folder import acquire_lock, release_lock, spoil
 from lowmem.dsa.header import HEADER_BYTES, StoreError, read_header
 from lowmem.dsa.journal import Journal
@@ -31,7 +32,6 @@ from lowmem.dsa.manifest import (
     Manifest,
     digest,
     read_manifest,
-    write_json,
     write_manifest,
 )
 from lowmem.dsa.store import RowStore
@@ -197,7 +197,7 @@ class _Target:
         if self.changed:
             return
         self.changed = True
-        write_json(self._directory / PART, {"format": 1, "stores": self._identities})
+        write_json(self._directory / PART, {"format": 1, "stores": self._identities}, sync=True)
         (self._directory / MANIFEST).unlink(missing_ok=True)
         spoil(self._directory.glob("table-*.rows"))
 
