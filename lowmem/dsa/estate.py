@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -202,14 +202,9 @@ class Estate:
         """
         return self._busy
 
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
+    def changing(self) -> _Changing:
         """While rows and weights change. What ends this half way leaves nothing to go on with."""
-        try:
-            yield
-        except BaseException:
-            self.half_done = True
-            raise
+        return _Changing(self)
 
     def require_whole(self) -> None:
         """Raise when a step was ended half way."""
@@ -356,6 +351,22 @@ class Estate:
             table.store.mark(step=table.step, history=history, clean=True)
             if self._sync:
                 table.store.flush()
+
+
+class _Changing:
+    """A class, not a generator: this runs at every step."""
+
+    __slots__ = ("_estate",)
+
+    def __init__(self, estate: Estate) -> None:
+        self._estate = estate
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self._estate.half_done = True
 
 
 class _Busy:

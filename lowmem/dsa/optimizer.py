@@ -258,15 +258,11 @@ class DSA(Optimizer):
             dense.prepare(in_memory, self.state, self._labels)
         for table, touched, _ in sparse:
             table.prepare(touched)
-        with interrupts.whole():
-            try:
-                for table, touched, scalars in work:
-                    table.update(touched, scalars)
-                for group, in_memory in in_ram:
-                    dense.update(in_memory, self.state, group)
-            except BaseException:
-                estate.half_done = True
-                raise
+        with interrupts.whole(), estate.changing():
+            for table, touched, scalars in work:
+                table.update(touched, scalars)
+            for group, in_memory in in_ram:
+                dense.update(in_memory, self.state, group)
 
     # -- homes -------------------------------------------------------------------------
 
