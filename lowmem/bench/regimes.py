@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from lowmem.bench.cold import evict_all
 from lowmem.bench.contenders import NAMES, Disk, Way, make, make_shared
-from lowmem.bench.counters import Device, holding
+from lowmem.bench.counters import Device, holding, take_back
 from lowmem.bench.figures import add_ratio, figures
 from lowmem.bench.harness import Contender, check_equal
 from lowmem.bench.limits import disk_limits, fill_random
@@ -29,6 +29,7 @@ from lowmem.bench.turns import (
 )
 from lowmem.bench.workloads import WORKLOADS, Gradients, Ids
 from lowmem.dsa.header import HEADER_BYTES
+from lowmem.env import available_memory_bytes
 
 Rows = Iterator[dict[str, Any]]
 _STRETCHES = 10
@@ -105,7 +106,8 @@ def fresh(
     """From the first step on: no page of the state has been touched before.
 
     Half way, what is on disk is written back, so that the first write to each page after a
-    write-back is in the figures, too.
+    write-back is in the figures, too. Before each run, and not timed, memory for twice the
+    state is taken back from the host, where a virtual machine has lent it.
     """
     param = table(rows, dim)
     param.data.fill_(0.01)
@@ -125,6 +127,7 @@ def fresh(
                 bar.set_postfix_str(NAMES[name])
                 home = folder / f"fresh-{repeat}"
                 home.mkdir(exist_ok=True)
+                take_back(min(2 * 8 * rows * dim, (available_memory_bytes() or 0) // 4))
                 with contextlib.ExitStack() as stack:
                     stack.callback(shutil.rmtree, home, ignore_errors=True)
                     with holding() as held:
