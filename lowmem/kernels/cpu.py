@@ -5,7 +5,10 @@ temporary of the batch's size is made. Duplicate ids are summed inside the pass.
 as the sorted keys of :mod:`lowmem.kernels.ids`.
 
 A row is worked on a cache line at a time, and with each line go the requests for one line
-of each array of a row further on: so the memory is busy while the processor divides.
+of each array of a row further on: so the memory is busy while the processor divides. In a
+tall table each row lies in pages of its own, whose addresses the processor looks up in
+memory, too. It does several such walks at a time only if they are asked for together; so
+they are, a group of rows at a time, before the lines are.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from lowmem.kernels import ids
 from lowmem.kernels.native import add, pointer, prefetch
 from lowmem.kernels.pages import thread_faults
 
-_AHEAD = 8  # keys between asking the memory for a row and working on it
+_AHEAD = 4  # keys between asking the memory for a row and working on it
+_GROUP = 16  # keys whose pages are looked up together
 _LINE = 64  # bytes of a cache line
 _LANES = 16  # float32 values in it
 
@@ -108,6 +112,17 @@ def _ask_key(keys, at, lo, hi, shift, grads, state, target, emit):
             _ask_row(_at(target, row), size)
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _ask_pages(keys, start, end, shift, grads, state, target, emit):
+    """Have the addresses of the pages of ``keys[start:end]`` looked up, all at a time."""
+    for at in range(start, end):
+        row = keys[at] >> shift
+        prefetch(_at(grads, keys[at] & ((np.int64(1) << shift) - 1)))
+        prefetch(_at(state, row))
+        if not emit:
+            prefetch(_at(target, row))
+
+
 @njit(nogil=True, cache=True, error_model="numpy")
 def adam_rows(
     keys, lo, hi, shift, grads, state, target, first, emit,
@@ -127,7 +142,12 @@ def adam_rows(
     for at in range(lo, min(hi, lo + _AHEAD)):
         _ask_key(keys, at, lo, hi, shift, grads, state, target, emit)
     i = lo
+    known = min(hi, lo + _AHEAD)  # keys before this one have had their pages looked up
     while i < hi:
+        if i + 2 * _AHEAD >= known:
+            end = min(hi, known + _GROUP)
+            _ask_pages(keys, known, end, shift, grads, state, target, emit)
+            known = end
         row = keys[i] >> shift
         g = grads[keys[i] & mask]
         i += 1
