@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lowmem.dsa import commits, interrupts
+from lowmem.dsa import checks, commits, interrupts
 from lowmem.dsa.estate import Estate
 from lowmem.dsa.states import plain
 
@@ -29,20 +29,20 @@ _KEYS = {"lowmem_checkpoint", "token", "step", "model", "optimizer", "extra"}
 
 
 def save(
-    path: str | os.PathLike[str],
+    target: Path,
     optimizer: DSA,
     model: torch.nn.Module,
     extra: Any,
     estate: Estate,
 ) -> None:
     """Write aside, sync, then let one rename make both the file and the commit happen."""
-    target = Path(path).expanduser()
     if estate.folder.scratch:
         raise ValueError(
             "a checkpoint needs DSA(..., directory=...): without it the moments are in a scratch "
             "folder, which is removed at exit. To save them as tensors instead: "
             "torch.save(opt.state_dict(materialize=True), path)"
         )
+    _require_place(target)
     estate.require_whole()
     states = optimizer.state_dict()
     weights = model.state_dict()
@@ -86,6 +86,14 @@ def save(
         raise
 
 
+def _require_place(target: Path) -> None:
+    checks.require_folder(target.absolute().parent, "a checkpoint")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, "the folder of this checkpoint is not there; make it first", str(target)
+        )
+
+
 def load(path: str | os.PathLike[str], optimizer: DSA, model: torch.nn.Module) -> int:
     """Load a checkpoint into optimizer and model; its step."""
     payload = read(path)
@@ -116,7 +124,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     Only the model's parameters and buffers stay mapped onto the file, until load_state_dict
     copies them. What others keep is a copy: a mapped file that is cut short ends the process.
     """
-    payload = _map(path)
+    payload = _map(checks.checkpoint_path(path))
     model = payload["model"]
     for name in model:
         if name.endswith(_EXTRA_STATE):
@@ -126,7 +134,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return payload
 
 
-def _map(path: str | os.PathLike[str]) -> dict[str, Any]:
+def _map(path: Path) -> dict[str, Any]:
     try:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch's reader raises many kinds for bytes that make no sense
@@ -157,9 +165,9 @@ def _map(path: str | os.PathLike[str]) -> dict[str, Any]:
     return payload
 
 
-def _no_checkpoint(path: str | os.PathLike[str]) -> ValueError:
+def _no_checkpoint(path: Path) -> ValueError:
     return ValueError(
-        f"{os.fspath(path)} is not a lowmem checkpoint, or was copied in part. "
+        f"{path} is not a lowmem checkpoint, or was copied in part. "
         "opt.save_checkpoint(path, model) writes one; what torch.save wrote is for torch.load"
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from lowmem.dsa.checks import require_folder
 from lowmem.dsa.header import HEADER_BYTES, StoreError
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class StoreFolder:
 
     Raises:
         FileExistsError, FileNotFoundError: the folder's state does not suit ``mode``.
+        NotADirectoryError: ``directory`` is a file, or lies in one.
         StoreError: another optimizer or process holds the folder.
         OSError: the folder cannot be made or written.
     """
@@ -50,6 +52,7 @@ class StoreFolder:
             self.path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=Path.cwd()))
         else:
             self.path = Path(directory).expanduser().absolute()
+            require_folder(self.path, "directory=")
             if mode.startswith("resume") and not self.path.is_dir():
                 raise FileNotFoundError(
                     errno.ENOENT, f'mode="{mode}" found no folder of stores', str(self.path)

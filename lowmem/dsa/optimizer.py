@@ -61,9 +61,13 @@ class DSA(Optimizer):
             (default: ``"process"``).
 
     Raises:
-        ValueError: a hyper-parameter outside its range.
+        TypeError, ValueError: a hyper-parameter of the wrong kind, or outside its range.
         OSError: the folder cannot be written, holds stores or none against ``mode``, is
             held by another process, or its disk is too small.
+
+    Warns:
+        UserWarning: a group has ``weight_decay``, ``amsgrad`` or another such option of
+            torch's Adam family, which DSA, like SparseAdam, does not use.
 
     Example:
         >>> table = torch.nn.Embedding(10_000_000, 128, sparse=True)
@@ -102,8 +106,10 @@ class DSA(Optimizer):
         self._estate: Estate | None = None
         self._numbers: dict[Tensor, int] = {}
         self._labels: dict[Tensor, str] = {}
+        self._told: set[tuple[int, str]] = set()
         defaults = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
         super().__init__(params, defaults)
+        checks.warn_of_unused(self.param_groups, self._told, stacklevel=2)
         estate = Estate(directory, mode, prefetch, durability)
         try:
             estate.adopt(self._numbers, self._labels)
@@ -156,6 +162,8 @@ class DSA(Optimizer):
                 raise ValueError(f"parameter {number} stands twice in this optimizer's groups")
             self._numbers[param] = number
             self._labels[param] = name or f"parameter {number}"
+        if self._estate is not None:  # while it is made, one warning speaks of all groups
+            checks.warn_of_unused(self.param_groups, self._told, stacklevel=2)
 
     # -- stepping ----------------------------------------------------------------------
 
@@ -381,6 +389,7 @@ class DSA(Optimizer):
         for number in plan.on_disk:
             states.protect(self._table(params[number]))
         super().load_state_dict(plan.in_memory)
+        checks.warn_of_unused(self.param_groups, self._told, stacklevel=3)
         for number in plan.removed:
             estate.remove(params[number], number)
         for number in plan.rolled_back:
@@ -414,11 +423,16 @@ class DSA(Optimizer):
                 which step of them belongs to it.
             extra: anything of tensors, numbers, strings, lists and dicts (a scheduler's
                 state, a random state), returned by :meth:`load_extra`.
+
+        Raises:
+            IsADirectoryError: ``path`` is a folder.
+            TypeError: something that a checkpoint cannot hold; none was written.
         """
         checks.require_path_first(path)
+        target = checks.checkpoint_path(path)
         estate = self._open_estate()
         with estate.busy:
-            checkpoint.save(path, self, model, extra, estate)
+            checkpoint.save(target, self, model, extra, estate)
 
     def load_checkpoint(self, path: str | os.PathLike[str], model: torch.nn.Module) -> int:
         """Load what :meth:`save_checkpoint` wrote; return the step that it holds.
@@ -427,6 +441,8 @@ class DSA(Optimizer):
 
         Raises:
             StoreError: the stores here are others, or cannot go back to that step.
+            IsADirectoryError: ``path`` is a folder.
+            ValueError: it is no checkpoint, or one of another model.
         """
         checks.require_path_first(path)
         return checkpoint.load(path, self, model)

@@ -21,6 +21,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from lowmem.dsa.checks import require_folder
 from lowmem.dsa.commits import write_json
 from lowmem.dsa.folder import acquire_lock, release_lock, spoil
 from lowmem.dsa.header import HEADER_BYTES, StoreError, read_header
@@ -66,6 +67,7 @@ def export(tables: Sequence[tuple[RowStore, Journal | None, int]], directory: Pa
         identities[store.path.name] = store.header.identity
         if journal is not None:
             sources.append(Source(store.path.with_suffix(".sums").name, *journal.sums_as_bytes()))
+    require_folder(directory, "an export")
     directory.mkdir(parents=True, exist_ok=True)
     with _locked(directory):
         _require_own(directory, identities, "export")
@@ -80,11 +82,13 @@ def import_(directory: Path, to: Path | None) -> Path:
         StoreError: a file does not match the manifest; the rows are named.
         FileExistsError: ``to`` holds stores.
     """
+    require_folder(directory, "an export")
     manifest = read_manifest(directory)
     if to is None:
         with _locked(directory):
             verify(directory, manifest)
         return directory
+    require_folder(to, "to=")
     to.mkdir(parents=True, exist_ok=True)
     with _locked(to), contextlib.ExitStack() as stack:
         _require_own(to, manifest.stores, "import")

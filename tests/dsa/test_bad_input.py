@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -87,12 +88,59 @@ def test_gradient_with_two_sparse_dimensions(table):
         ({"mode": "append"}, "mode='append'"),
         ({"durability": "high"}, "durability='high'"),
         ({"prefetch": "yes"}, "prefetch='yes'"),
+        ({"betas": 0.9}, r"^betas=0.9 must be two numbers, such as \(0.9, 0.999\)"),
+        ({"betas": None}, "^betas=None must be two numbers"),
+        ({"betas": (0.9, "0.999")}, r"^betas\[1\]='0.999' must be a number"),
+        ({"lr": None}, "^lr=None must be a number"),
+        ({"lr": "0.1"}, "^lr='0.1' must be a number"),
+        ({"eps": [1e-8]}, r"^eps=\[1e-08\] must be a number"),
     ],
 )
 def test_hyper_parameters(table, options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+    wrong_kind = message.startswith("^")
+    with pytest.raises(TypeError if wrong_kind else ValueError, match=message):
         DSA([table], **options)
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_options_of_adam_that_are_not_used_are_named_once(table):
+    dense = nn.Parameter(torch.zeros(3))
+    groups = [
+        {"params": [table], "weight_decay": 0.1, "my_scale": 3.0, "source": "films"},
+        {"params": [dense], "weight_decay": 0, "amsgrad": True, "momentum": None},
+    ]
+    with pytest.warns(UserWarning, match="DSA does not use") as caught:
+        opt = DSA(groups)
+    (said,) = (str(w.message) for w in caught)
+    assert "weight_decay=0.1 of parameter group 0, amsgrad=True of parameter group 1:" in said
+    assert "torch.optim.AdamW or lowmem.SlimAdamW" in said
+    assert "my_scale" not in said
+    assert caught[0].filename == __file__
+    with opt:
+        assert opt.param_groups[0]["weight_decay"] == 0.1, "kept, as torch keeps any key"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            opt.load_state_dict(opt.state_dict())  # nothing new
+        late = {"params": [nn.Parameter(torch.zeros(2))], "nesterov": True}
+        with pytest.warns(UserWarning, match="use nesterov=True of parameter group 2:") as more:
+            opt.add_param_group(late)
+        assert len(more) == 1
+
+
+def test_options_of_adam_that_change_nothing_are_no_warning(table, recwarn):
+    adam = torch.optim.AdamW([nn.Parameter(torch.zeros(2))], weight_decay=0.0).param_groups[0]
+    DSA([{**adam, "params": [table], "mine": 1}]).close()
+    assert not [w for w in recwarn if "does not use" in str(w.message)]
+
+
+def test_weight_decay_in_a_loaded_state_is_named_once(recwarn):
+    peer = torch.optim.AdamW([nn.Parameter(torch.zeros(3))])
+    with DSA([nn.Parameter(torch.zeros(3))]) as opt:
+        opt.load_state_dict(peer.state_dict())
+        opt.load_state_dict(peer.state_dict())
+    (told,) = (w for w in recwarn if "does not use" in str(w.message))
+    assert "weight_decay=0.01 of parameter group 0" in str(told.message)
+    assert told.filename == __file__
 
 
 def test_a_bad_group_is_an_error_at_construction(table):

@@ -173,6 +173,39 @@ def test_a_file_that_is_no_checkpoint_is_called_that(kind):
             assert not any(word in str(caught.value) for word in ("pickle", "Unpickl", "zip"))
 
 
+def test_a_folder_is_no_checkpoint():
+    net = Net()
+    with DSA(net.parameters(), directory="m") as opt:
+        train(net, opt)
+        opt.save_checkpoint("c.pt", net)
+        train(net, opt)
+        files, place = folder_state(), sorted(os.listdir())
+        for call in (
+            lambda: opt.save_checkpoint("m", net),
+            lambda: opt.load_checkpoint("m", net),
+            lambda: opt.load_extra(Path("m")),
+        ):
+            with pytest.raises(IsADirectoryError, match=r"name a file, such as m/checkpoint\.pt"):
+                call()
+        with pytest.raises(NotADirectoryError, match=r"needs a folder, and .*/c\.pt is none"):
+            opt.save_checkpoint("c.pt/c.pt", net)
+        with pytest.raises(FileNotFoundError, match=r"make it first: 'new/c\.pt'"):
+            opt.save_checkpoint("new/c.pt", net)
+        assert (folder_state(), sorted(os.listdir())) == (files, place)
+
+
+def test_a_path_below_home_is_written_and_read_by_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    net = Net()
+    with DSA(net.parameters(), directory="m") as opt:
+        train(net, opt)
+        opt.save_checkpoint("~/c.pt", net, extra=5)
+        assert (tmp_path / "home" / "c.pt").exists()
+        assert opt.load_checkpoint("~/c.pt", net) == 1
+        assert opt.load_extra("~/c.pt") == 5
+
+
 def test_a_checkpoint_cut_anywhere_is_refused_and_changes_nothing():
     net = Net()
     with DSA(net.parameters(), directory="m") as opt:

@@ -98,6 +98,20 @@ def test_modes(table, tmp_path):
         assert fresh.state_dict()["state"][0]["step"] == 1
 
 
+@pytest.mark.parametrize("mode", ["create", "resume", "overwrite"])
+@pytest.mark.parametrize("name", ["file", "file/m", "broken-link"])
+def test_a_folder_that_is_a_file(table, tmp_path, mode, name):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "broken-link").symlink_to("nowhere")
+    place = name.partition("/")[0]
+    with pytest.raises(
+        NotADirectoryError, match=rf"directory= needs a folder, and \S*/{place} is none; choose"
+    ):
+        DSA([table], directory=tmp_path / name, mode=mode)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_resume_of_an_empty_folder(table, tmp_path):
     with pytest.raises(FileNotFoundError, match="no store in the folder"):
         DSA([table], directory=tmp_path, mode="resume")
@@ -153,12 +167,6 @@ def test_a_stale_lock_is_no_obstacle(table, tmp_path):
     (tmp_path / "m" / "LOCK").write_text("999999999\n")
     with DSA([table], directory=tmp_path / "m") as opt:
         touch(opt, table)
-
-
-def test_a_folder_that_is_a_file(table, tmp_path):
-    (tmp_path / "m").write_text("")
-    with pytest.raises(FileExistsError):
-        DSA([table], directory=tmp_path / "m")
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a file system that refuses")

@@ -159,6 +159,22 @@ def test_other_peoples_stores_are_not_written_over(tmp_path):
     assert (tmp_path / "other" / "table-000.rows").read_bytes() == before
 
 
+def test_a_file_is_no_place_for_a_copy(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    _, opt = trained("m", 2)
+    with opt:
+        opt.export("x")
+        for call in (
+            lambda: opt.export("file"),
+            lambda: opt.export("file/x"),
+            lambda: DSA.import_("file"),
+            lambda: DSA.import_("x", to="file"),
+        ):
+            with pytest.raises(NotADirectoryError, match=r"needs a folder, and .*/file is none"):
+                call()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("at", "where"),
     [
