@@ -46,6 +46,7 @@ class Estate:
     Attributes:
         tables: the parameters that have a row store.
         half_done: an error ended a step in its middle, so there is nothing to go on with.
+        overwritten: identities of the stores that ``mode="overwrite"`` removed.
     """
 
     def __init__(
@@ -68,10 +69,17 @@ class Estate:
         # A scratch folder does not outlive its process: there is nothing to come back to.
         self._journaled = durability != "none" and not self.folder.scratch
         self._sync = durability == "power"
+        self.overwritten: set[str] = set()
         if mode == "overwrite":
-            self.folder.clear()
+            self._clear()
 
     # -- making and resuming -----------------------------------------------------------
+
+    def _clear(self) -> None:
+        for path in self.folder.stores().values():
+            with contextlib.suppress(OSError):  # one that is damaged has no name, and goes, too
+                self.overwritten.add(read_header(path)[0].identity)
+        self.folder.clear()
 
     def adopt(self, numbers: Mapping[Tensor, int], labels: Mapping[Tensor, str]) -> None:
         """Resume: open each store in the folder for the parameter of its number."""

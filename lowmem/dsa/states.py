@@ -25,6 +25,10 @@ from lowmem.dsa.table import Table, table_shape
 _KEY = "lowmem"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _CHUNK_ROWS = 1 << 16
+_WEIGHTS_ALONE = (
+    "load the weights alone and let the moments start anew: of a checkpoint they are "
+    'torch.load(path)["model"]'
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ def check(
         table = estate.tables.get(param)
         reference = ours["stores"].get(saved_number) if ours else None
         if reference is not None:
-            if _check_store(reference, table, label, estate.committed_point(number)):
+            table = _same_store(reference, table, label, estate)
+            if _behind(reference, table, label, estate.committed_point(number)):
                 rolled_back.append(number)
         elif entry and _belongs_on_disk(state_dict, saved_number, table, param in in_memory):
             for name in _MOMENTS:
@@ -180,26 +185,43 @@ def _belongs_on_disk(
     ours = state_dict.get(_KEY)
     if ours is not None:
         return number in ours["on_disk"]
-    # SparseAdam's groups have no weight decay; Adam's and AdamW's do.
-    return not any("weight_decay" in group for group in state_dict["param_groups"])
+    # Adam's and AdamW's groups have options that SparseAdam's have not. Weight decay alone says
+    # nothing: SparseAdam keeps it, unused, where a caller gave it.
+    options = {key for group in state_dict["param_groups"] for key in group}
+    return "weight_decay" not in options or not options & {"amsgrad", "foreach"}
 
 
-def _check_store(
-    reference: Mapping[str, Any], table: Table | None, label: str, committed: Point | None
-) -> bool:
-    """Whether the store must be rolled back to its last commit to fit; raises if it cannot."""
+def _same_store(
+    reference: Mapping[str, Any], table: Table | None, label: str, estate: Estate
+) -> Table:
+    """The parameter's table, if its store is the one that was saved; else ``StoreError``."""
+    identity, step = reference["identity"], reference["step"]
+    if table is not None and table.store.header.identity == identity:
+        return table
+    if identity in estate.overwritten:
+        raise StoreError(
+            f"{label}: the state dict speaks of store {identity} at step {step:,}, which "
+            f'mode="overwrite" removed from {estate.folder.path}. To go on from an export of it, '
+            f'open that with mode="resume"; otherwise {_WEIGHTS_ALONE}'
+        )
     if table is None:
         raise StoreError(
-            f"{label}: the state dict speaks of store {reference['identity']} at step "
-            f"{reference['step']:,}, and no store is open for it. Open its folder with "
-            'directory=… and mode="resume", or save with state_dict(materialize=True)'
+            f"{label}: the state dict speaks of store {identity} at step {step:,}, and no store "
+            'is open for it. Open its folder with directory=… and mode="resume"; where that is '
+            f"gone, {_WEIGHTS_ALONE}. state_dict(materialize=True) would hold the moments, too"
         )
-    header = table.store.header
-    if header.identity != reference["identity"]:
-        raise StoreError(
-            f"{label}: the state dict belongs to store {reference['identity']}; "
-            f"{table.store.path} is {header.identity}"
-        )
+    raise StoreError(
+        f"{label}: the state dict belongs to store {identity}; {table.store.path} is "
+        f"{table.store.header.identity}. Open the folder that it was saved with, or an export of "
+        'it, with directory=… and mode="resume" (`lowmem store info PATH` names a folder\'s '
+        f"stores); where that is gone, {_WEIGHTS_ALONE}"
+    )
+
+
+def _behind(
+    reference: Mapping[str, Any], table: Table, label: str, committed: Point | None
+) -> bool:
+    """Whether the store must be rolled back to its last commit to fit; raises if it cannot."""
     step, history = reference["step"], reference["history"]
     if (step, history) == (table.step, table.store.history.at(table.step)):
         return False

@@ -75,20 +75,52 @@ def test_load_refuses_another_step_with_both_numbers():
             opt.load_state_dict(later)
 
 
-def test_load_refuses_another_store():
+def test_load_refuses_another_store(tmp_path):
     net = model()
     with DSA(net.parameters(), directory="d") as first:
         train(net, first, 3)
         saved = first.state_dict()
     with DSA(net.parameters(), directory="e") as second:
         train(net, second, 3)
-        with pytest.raises(StoreError, match="the state dict belongs to store"):
+        with pytest.raises(StoreError, match="the state dict belongs to store") as caught:
             second.load_state_dict(saved)
+        assert saved["lowmem"]["stores"][0]["identity"] in str(caught.value)
+        assert str(tmp_path / "e" / "table-000.rows") in str(caught.value)
+        assert "Open the folder that it was saved with, or an export of it" in str(caught.value)
+    # As it says.
+    with DSA(net.parameters(), directory="d", mode="resume") as again:
+        again.load_state_dict(saved)
+        again.export("x")
+    with DSA(net.parameters(), directory="x", mode="resume") as again:
+        again.load_state_dict(saved)
     with (
         DSA(net.parameters(), directory="f") as third,
         pytest.raises(StoreError, match=r'no store is open.*mode="resume"'),
     ):
         third.load_state_dict(saved)
+
+
+def test_after_overwrite_the_old_state_names_what_is_left_to_do():
+    net, other = model(), model()
+    with DSA(net.parameters(), directory="d") as opt:
+        train(net, opt, 3)
+        opt.save_checkpoint("c.pt", net)
+        opt.export("x")
+    with DSA(other.parameters(), directory="d", mode="overwrite") as opt:
+        for steps in (0, 1):  # before and after a new store is there
+            train(other, opt, steps)
+            with pytest.raises(StoreError, match='at step 3, which mode="overwrite" removed') as no:
+                opt.load_checkpoint("c.pt", other)
+            assert 'directory=… and mode="resume"' not in str(no.value), "that store is gone"
+            assert not same(other, net)
+        # The two ways that it names.
+        assert 'torch.load(path)["model"]' in str(no.value)
+        other.load_state_dict(torch.load("c.pt")["model"])
+        assert same(other, net)
+        train(other, opt, 1)
+    with DSA(other.parameters(), directory="x", mode="resume") as opt:
+        assert opt.load_checkpoint("c.pt", other) == 3
+    assert same(other, net)
 
 
 def test_load_refuses_other_groups_and_changes_nothing():
@@ -149,6 +181,20 @@ def test_from_sparse_adam_and_back():
             grads(net, generator)
             optimizer.step()
     torch.testing.assert_close(second["table"].weight, third["table"].weight, rtol=1e-5, atol=1e-6)
+
+
+def test_sparse_adam_that_was_given_a_weight_decay_is_sparse_adam():
+    """It keeps the key and does nothing with it; moments of a table belong on disk all the same."""
+    first, second = model(), model()
+    peer = torch.optim.SparseAdam([{"params": [first["table"].weight], "weight_decay": 0.1}])
+    first["out"](first["table"](torch.tensor([1, 2]))).sum().backward()
+    peer.step()
+    with DSA(second["table"].parameters()) as opt:
+        with pytest.warns(UserWarning, match="does not use weight_decay=0.1"):
+            opt.load_state_dict(peer.state_dict())
+        assert opt.state_bytes()["disk"] > 0
+        second["out"](second["table"](torch.tensor([1]))).sum().backward()
+        opt.step()
 
 
 def test_materialized_round_trip_of_a_mixed_model():
