@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lowmem import iocheck
-from lowmem.iocheck import IOReport, cache, check, engines
+from lowmem.iocheck import IOReport, budget, cache, check, engines, timing
 from lowmem.iocheck.filesystem import file_system
 
 TABLE: dict[str, Any] = {"rows": 200_000, "dim": 32, "batch": 2_000}
@@ -106,6 +107,86 @@ def test_progress_grows_to_one(empty: Path) -> None:
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     assert any("random reads" in message for _, message in seen)
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("prepared", [0.0, 0.4, 2.0, 4.6, 30.0])
+@pytest.mark.parametrize("seconds", [1.0, 3.0, 5.0, 10.0, 60.0])
+def test_preparation_leaves_time_to_measure_in(
+    seconds: float, prepared: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "time", clock := Clock())
+    seen: list[float] = []
+
+    def begin(seconds: float) -> budget.Budget:
+        made = budget.Budget(seconds, {}, lambda done, _: seen.append(done), None, clock.now)
+        clock.now += prepared
+        made.forgive_preparation()
+        return made
+
+    tight = begin(seconds)
+    assert tight.remaining >= max(min(seconds, 3.0), seconds / 3) - 1e-9
+    clock.now += tight.remaining / 2
+    tight.progress("not done yet")
+    assert seen[-1] < 0.99
+    # Who asks for what the check says is enough gets it, and nothing on top.
+    enough = begin(tight.enough)
+    assert enough.remaining == pytest.approx(tight.enough - prepared)
+    assert enough.remaining >= 3.0 - 1e-9
+
+
+def test_a_check_that_takes_longer_says_why_and_what_to_ask_for(empty: Path) -> None:
+    began = time.perf_counter() - 100  # as if torch had taken so long to import
+    report = iocheck(empty, **TABLE, seconds=1, began=began)
+    [note] = [note for note in report.warnings if "not 1:" in note]
+    assert "this took 1" in note
+    asked = int(note.split("ask for at least ")[1].split()[0])
+    assert 150 < asked < 1000
+    assert f"Note: {note}" in report.text()
+
+
+def test_no_time_left_is_time_for_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "time", clock := Clock())
+
+    def steps(step_s: float) -> int:
+        def step(_: int) -> None:
+            clock.now += step_s
+
+        return len(timing.time_steps(step, -1.0, lambda: False))
+
+    assert steps(0.01) >= timing.SURE_STEPS
+    assert steps(5.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"steps": 1}, "too few steps were timed: run it again with more seconds"),
+        ({"spread": 0.9}, "the machine was busy meanwhile: run it again"),
+    ],
+)
+def test_the_advice_trusts_steps_no_more_than_the_notes_do(
+    report: IOReport, change: dict[str, Any], words: str
+) -> None:
+    assert report.dsa_hot is not None
+    sound = {"steps": 30, "spread": 0.01}
+    sure = replace(report, dsa_hot=replace(report.dsa_hot, **sound))
+    assert "run it again" not in sure.advice
+    unsure = replace(report, dsa_hot=replace(report.dsa_hot, **sound | change))
+    assert unsure.prediction is not None
+    assert f"{unsure.prediction.rows_per_s:,.0f} rows per second" in unsure.advice
+    assert words in unsure.advice
+    assert any("steps of DSA" in note and "run it again" in note for note in unsure.warnings)
+    assert unsure.text().endswith(unsure.advice)
 
 
 def test_stopping_keeps_what_was_measured(empty: Path) -> None:

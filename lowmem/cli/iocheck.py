@@ -3,7 +3,9 @@
   lowmem iocheck --directory . --rows 10M --dim 128 --batch 65536
 
 Writes a test file into a folder of its own, removes it again, and takes about --seconds
-in all. Ctrl-C stops it and shows what was measured until then.
+in all, the import of torch included. Where that leaves too little to measure in, it takes
+longer and says how many seconds to ask for. Ctrl-C stops it and shows what was measured
+until then.
 """
 
 from __future__ import annotations

@@ -35,6 +35,14 @@ def advice(report: IOReport) -> str:
             + ("run the check to its end." if report.interrupted else "try another directory.")
         )
     speed = f"{future.rows_per_s:,.0f} rows per second ({future.seconds_per_step:.3g} s a step)"
+    hot = report.dsa_hot
+    if hot is not None and not hot.sure:
+        reason = "too few steps were timed" if hot.few else "the machine was busy meanwhile"
+        more = " with more seconds" if hot.few else ""
+        return (
+            f"A first guess is {speed}, with {100 * future.hit_share:.0f} % of the pages from "
+            f"memory, but {reason}: run it again{more} before you decide on this."
+        )
     ratio = _to_sparse_adam(report, future.seconds_per_step)
     beside = f", {_times(ratio)} SparseAdam in RAM" if ratio is not None else ""
     if future.hit_share > IN_MEMORY:
@@ -61,7 +69,7 @@ def advice(report: IOReport) -> str:
 def _to_sparse_adam(report: IOReport, step_s: float) -> float | None:
     """How many times as fast as SparseAdam in RAM; ``None`` where that is not known well."""
     ram = report.sparse_adam
-    if ram is None or report.busy:
+    if ram is None or not report.comparable:
         return None
     return ram.seconds * report.batch / ram.ids / step_s
 

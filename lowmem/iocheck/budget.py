@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
 _MEASURING = 0.35  # of the budget, at least; imports and compilation that leave less come on top
+_MEASURING_S = 3.0  # and this long, or the whole of a smaller budget: less is too few steps
 _SHORTEST_S = 0.02
 
 OnProgress = Callable[[float, str], object]
@@ -36,6 +38,7 @@ class Budget:
     ) -> None:
         self.start = time.perf_counter() if began is None else began
         self.seconds = seconds
+        self.prepared_s = 0.0  # what passed before the first measurement
         self._late = 0.0
         self._left = dict(weights)
         self._on_progress = on_progress
@@ -43,7 +46,17 @@ class Budget:
 
     def forgive_preparation(self) -> None:
         """Compiling for the first time may take long; the phases still get most of the time."""
-        self._late = max(0.0, self.elapsed - (1.0 - _MEASURING) * self.seconds)
+        self.prepared_s = self.elapsed
+        self._late = max(0.0, self.prepared_s + self._measuring(self.seconds) - self.seconds)
+
+    @staticmethod
+    def _measuring(seconds: float) -> float:
+        return max(_MEASURING * seconds, min(_MEASURING_S, seconds))
+
+    @property
+    def enough(self) -> int:
+        """The smallest whole number of seconds that preparation would have fitted into."""
+        return math.ceil(max(self.prepared_s + _MEASURING_S, self.prepared_s / (1.0 - _MEASURING)))
 
     @property
     def elapsed(self) -> float:
@@ -62,7 +75,7 @@ class Budget:
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         if self._on_progress is not None:
-            done = self.elapsed / self.seconds if fraction is None else fraction
+            done = self.elapsed / (self.seconds + self._late) if fraction is None else fraction
             self._on_progress(min(done, 1.0 if fraction is not None else 0.99), message)
 
     def begin(self, phase: str, message: str) -> float:

@@ -14,7 +14,7 @@ from .engines import Engine, Rate
 from .filesystem import FileSystem
 from .patterns import Access
 from .predict import ENDURANCE_WORDS, Prediction
-from .timing import StepCost
+from .timing import SURE_STEPS, StepCost
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,17 +91,27 @@ class IOReport:
             )
         if self.interrupted:
             found.append("the check was stopped before its end; what is missing was not measured")
-        if self.busy:
+        steps = {"DSA": self.dsa_hot, "SparseAdam": self.sparse_adam}
+        few = [name for name, cost in steps.items() if cost and cost.few]
+        unlike = [name for name, cost in steps.items() if cost and cost.unlike and not cost.few]
+        if few:
             found.append(
-                "the machine was busy with something else while steps were timed: their times "
-                "lie far apart, so run it again for figures to rely on"
+                f"fewer than {SURE_STEPS} steps of {' and '.join(few)} were timed: the machine is "
+                "too slow, or was too busy, for the time given, so run it again with more seconds "
+                "for figures to rely on"
+            )
+        if unlike:
+            found.append(
+                "the machine was busy with something else while steps of "
+                f"{' and '.join(unlike)} were timed: their times lie far apart, so run it again "
+                "for figures to rely on"
             )
         return found + self.notes
 
     @property
-    def busy(self) -> bool:
-        """Whether the steps that were timed are too few, or too unlike, to be compared."""
-        return any(cost is not None and not cost.sure for cost in (self.dsa_hot, self.sparse_adam))
+    def comparable(self) -> bool:
+        """Whether both optimizers' steps were enough, and alike enough, to be compared."""
+        return all(cost is not None and cost.sure for cost in (self.dsa_hot, self.sparse_adam))
 
     def fio_commands(self) -> list[str]:
         """The same measurements with ``fio``, one command each, for those who doubt these."""

@@ -45,7 +45,8 @@ def measured(report: IOReport) -> list[tuple[str, str, str]]:
         if cost:
             few = "" if cost.ids == report.batch else f" (time allows no {report.batch:,})"
             steps = f"median of {cost.steps} steps" if cost.steps > 1 else "one step"
-            spread = "" if cost.sure else ": too few, or too unlike, to rely on"
+            few_or_unlike = "too few" if cost.few else "too unlike"
+            spread = "" if cost.sure else f": {few_or_unlike} to rely on"
             table.append(
                 (
                     label,
@@ -77,7 +78,8 @@ def expected(report: IOReport) -> list[tuple[str, str]]:
     ]
     ram = report.sparse_adam
     if ram:
-        unsure = "" if ram.sure else " (unsure: the machine was busy)"
+        reason = "too few steps" if ram.few else "the machine was busy"
+        unsure = "" if ram.sure else f" (unsure: {reason})"
         table.append(("… SparseAdam in RAM", f"{ram.seconds * report.batch / ram.ids:.4f}{unsure}"))
     if future.written_bytes_per_day is not None and future.endurance_share_per_day is not None:
         speed = future.written_bytes_per_day / DAY_S / 1e6

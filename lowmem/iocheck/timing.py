@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 STRETCHES = 5
-_SURE_STEPS = 3
+SURE_STEPS = 3
 _SURE_SPREAD = 0.4
+_LEAST_S = 0.15  # where making the batches has used up the time: a few steps, unless slow ones
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,19 @@ class StepCost:
         return self.distinct_rows / self.seconds
 
     @property
+    def few(self) -> bool:
+        """Whether these are too few steps to tell how far they lie apart."""
+        return self.steps < SURE_STEPS
+
+    @property
+    def unlike(self) -> bool:
+        """Whether the steps lie too far apart: something else ran at the same time."""
+        return self.spread > _SURE_SPREAD
+
+    @property
     def sure(self) -> bool:
         """Whether the steps were enough, and alike enough, to be compared with others."""
-        return self.steps >= _SURE_STEPS and self.spread <= _SURE_SPREAD
+        return not (self.few or self.unlike)
 
 
 def typical(times: Sequence[float]) -> tuple[float, float]:
@@ -61,11 +72,12 @@ def time_steps(
     step: Callable[[int], object], seconds: float, should_stop: Callable[[], bool]
 ) -> list[float]:
     """Seconds of each step: at least one, and three unless they are slow."""
+    seconds = max(seconds, _LEAST_S)
     times: list[float] = []
     begin = time.perf_counter()
     for number in range(100_000):
         spent = time.perf_counter() - begin
-        late = spent > seconds * (1.0 if number >= _SURE_STEPS else 1.5)
+        late = spent > seconds * (1.0 if number >= SURE_STEPS else 1.5)
         if number and (late or should_stop()):
             break
         start = time.perf_counter()
