@@ -45,6 +45,11 @@ def advice(report: IOReport) -> str:
         )
     ratio = _to_sparse_adam(report, future.seconds_per_step)
     beside = f", {_times(ratio)} SparseAdam in RAM" if ratio is not None else ""
+    if future.hit_share > IN_MEMORY and future.write_back_bound:
+        return (
+            f"Everything fits in the page cache, but more of it changes than the system lets wait "
+            f"to be written: expect {speed}{beside} in a long run, bound by writing."
+        )
     if future.hit_share > IN_MEMORY:
         return (
             f"Everything fits in the page cache ({short_bytes(future.store_bytes)} of "

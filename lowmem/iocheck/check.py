@@ -19,9 +19,10 @@ from .engines import Disk
 from .filesystem import file_system
 from .in_memory import time_sparse_adam
 from .patterns import PAGE, Access, TableAccess
-from .predict import dirty_limit_bytes, predict
+from .predict import predict
 from .report import IOReport
 from .steps import SampleStore
+from .writeback import waiting_bytes
 
 _log = logging.getLogger("lowmem.iocheck")
 
@@ -45,6 +46,7 @@ _WEIGHTS = {
     "random_write_qd1": 4.0,
     "random_write_qd32": 5.0,
     "hot": 20.0,
+    "written": 8.0,
     "ram": 9.0,
     "cold": 16.0,  # behind "ram", because one cold step may take longer than its share
     "end": 8.0,
@@ -287,7 +289,8 @@ def _measure_steps(
     row_bytes = 8 * report.dim
     table = TableAccess(report.rows, row_bytes, report.access)
     step = table.step(report.batch, 0)
-    if store.is_large(report.store_bytes, report.cache_bytes):
+    large = store.is_large(report.store_bytes, report.cache_bytes)
+    if large:
         # DSA's own choice, for a store of the person's size.
         store.use_single_pages()
     seconds = budget.begin("hot", "DSA steps, everything in memory")
@@ -300,6 +303,10 @@ def _measure_steps(
         report.rows, report.dim, report.batch, report.access, seconds, memory, rng,
         budget.should_stop,
     )  # fmt: skip
+    seconds = budget.begin("written", "DSA steps while pages are written back")
+    waiting = waiting_bytes()
+    if large and waiting is not None and report.method != "cached: not a disk speed":
+        report.dsa_written = store.time_written_back(table, waiting, seconds, budget.should_stop)
     seconds = budget.begin("cold", "DSA steps, nothing in memory")
     if report.method != "cached: not a disk speed":
         report.dsa_cold = store.time_cold(
@@ -328,10 +335,5 @@ def _predict(report: IOReport) -> None:
         report.dsa_hot,
         report.dsa_cold,
         1.0 / write.iops if write and write.iops else 0.0,
+        report.dsa_written,
     )
-    limit = dirty_limit_bytes()
-    if limit is not None and report.prediction.hit_share > 0 and report.store_bytes > limit:
-        report.notes.append(
-            f"this system lets {limit / 1e9:.1f} GB of pages wait to be written and the store has "
-            f"{report.store_bytes / 1e9:.1f} GB, so in long runs steps may also wait for writes"
-        )

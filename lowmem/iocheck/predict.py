@@ -3,17 +3,16 @@
 A step costs what it costs when every page is in memory, plus a read for every page that
 is missing. A page that is missing had to make room before, and it was dirty, as every row
 that Adam touches is: so it costs a write, too, which shares the device with the reads.
+And no step is faster than the system writes the pages back that it changes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-from lowmem import env
 
 from .patterns import PAGE, Access, StepPages, TableAccess
 from .timing import StepCost
+from .writeback import write_back_period_s
 
 # A consumer drive's rated endurance, in bytes that may be written per byte of capacity:
 # 600 TB for a drive of 1 TB is what the usual TLC drives are sold with.
@@ -21,7 +20,6 @@ ENDURANCE_BYTES = 600e12
 ENDURANCE_WORDS = "600 TB written over the life of a 1 TB consumer SSD"
 DAY_S = 86_400.0
 IN_MEMORY = 0.995  # a hit share above it is as good as all
-_WRITE_BACK_EVERY_S = 30.0  # Linux: vm.dirty_expire_centisecs
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,8 @@ class Prediction:
     ``rows_per_s`` counts the different rows of a batch: duplicates are summed, not updated.
     The cold figures count reads only; a long run writes evicted pages back as well, and
     ``seconds_per_step`` has that. What depends on missing pages is ``None`` where their
-    cost was not measured.
+    cost was not measured. ``write_back_bound``: a long run is as fast as the system writes
+    pages back, although they stay in memory.
     """
 
     seconds_per_step: float | None
@@ -46,6 +45,7 @@ class Prediction:
     endurance_share_per_day: float | None
     cache_bytes: int
     store_bytes: int
+    write_back_bound: bool = False
 
 
 def predict(
@@ -57,6 +57,7 @@ def predict(
     hot: StepCost,
     cold: StepCost | None,
     write_page_s: float,
+    written_back: StepCost | None = None,
 ) -> Prediction:
     """Predict a step.
 
@@ -67,8 +68,11 @@ def predict(
         cold: steps with no page in memory; ``None`` where the cache cannot be dropped.
         write_page_s: seconds a page takes to write at the device's random-write rate,
             for when ``cold`` has none.
+        written_back: steps with the writing that the person's table causes in a long run;
+            ``None`` where all of it may wait to be written.
     """
-    pages = TableAccess(rows, row_bytes, access).step(batch, cache_bytes)
+    table = TableAccess(rows, row_bytes, access)
+    pages = table.step(batch, cache_bytes)
     hot_s = hot.seconds * batch / hot.ids
     read_page = write_page = 0.0
     if cold is not None:
@@ -77,8 +81,13 @@ def predict(
         write_page = cold.write_back_s / max(1, cold.pages) or write_page_s
     cold_s = hot_s + pages.touched_pages * read_page if cold is not None else None
     step_s = written = None
+    bound = False
     if cold is not None or pages.hit_share > IN_MEMORY:
         step_s = hot_s + pages.missing_pages * (read_page + write_page)
+        if written_back is not None:
+            long_s = written_back.seconds * batch / written_back.ids
+            bound = long_s > max(step_s, 2 * hot_s)
+            step_s = max(step_s, long_s)
         written = _written_per_day(rows, row_bytes, batch, access, pages, step_s, write_page)
     return Prediction(
         seconds_per_step=step_s,
@@ -93,6 +102,7 @@ def predict(
         endurance_share_per_day=None if written is None else written / ENDURANCE_BYTES,
         cache_bytes=cache_bytes,
         store_bytes=PAGE + rows * row_bytes,
+        write_back_bound=bound,
     )
 
 
@@ -120,23 +130,3 @@ def _written_per_day(
     if write_page_s > 0:
         written = min(written, DAY_S / write_page_s)
     return written * PAGE
-
-
-def write_back_period_s() -> float:
-    """How long this system lets a page be dirty before it writes it."""
-    try:
-        text = Path("/proc/sys/vm/dirty_expire_centisecs").read_text()
-        return max(1.0, int(text) / 100)
-    except (OSError, ValueError):
-        return _WRITE_BACK_EVERY_S
-
-
-def dirty_limit_bytes() -> int | None:
-    """How much unwritten data Linux allows before it makes writers wait; ``None`` elsewhere."""
-    try:
-        fixed = int(Path("/proc/sys/vm/dirty_bytes").read_text())
-        ratio = int(Path("/proc/sys/vm/dirty_ratio").read_text())
-    except (OSError, ValueError):
-        return None
-    available = env.available_memory_bytes()
-    return fixed or (None if available is None else available * ratio // 100)

@@ -37,6 +37,8 @@ class IOReport:
         test_file_bytes: size of the test file.
         rates: what each workload reached, by names like ``"random_read_qd32"``.
         dsa_hot, dsa_cold, sparse_adam: measured steps, or ``None`` where not measured.
+        dsa_written: steps with the writing of changed pages that a long run has; ``None`` where
+            not measured, or where all of the table may wait to be written.
         prediction: what to expect of the person's own table, or ``None``.
         interrupted: the check was stopped before its end.
         notes: what else the reader must know.
@@ -59,6 +61,7 @@ class IOReport:
     dsa_hot: StepCost | None = None
     dsa_cold: StepCost | None = None
     sparse_adam: StepCost | None = None
+    dsa_written: StepCost | None = None
     prediction: Prediction | None = None
     elapsed_s: float = 0.0
     interrupted: bool = False
@@ -148,6 +151,7 @@ class IOReport:
             deep = self.rates.get(f"sequential_{kind}_qd32")
             figures[f"sequential_{kind}_bytes_per_s"] = deep.bytes_per_s if deep else None
         hot, cold, ram, future = self.dsa_hot, self.dsa_cold, self.sparse_adam, self.prediction
+        written = self.dsa_written
         figures.update(
             dsa_rows_per_s_hot=future.rows_per_s_hot if future else None,
             dsa_rows_per_s_cold=future.rows_per_s_cold if future else None,
@@ -159,6 +163,9 @@ class IOReport:
             measured_dsa_write_back_pages_per_s=(
                 cold.pages / cold.write_back_s if cold and cold.write_back_s else None
             ),
+            measured_dsa_written_seconds_per_step=written.seconds if written else None,
+            measured_dsa_written_batch=written.ids if written else None,
+            measured_dsa_written_pages_per_s=(written.pages / written.seconds if written else None),
             measured_dsa_spread_hot=hot.spread if hot else None,
             measured_dsa_spread_cold=cold.spread if cold else None,
             sparse_adam_spread=ram.spread if ram else None,
@@ -167,6 +174,7 @@ class IOReport:
             predicted_rows_per_s=future.rows_per_s if future else None,
             predicted_seconds_per_step=future.seconds_per_step if future else None,
             predicted_cache_hit_share=future.hit_share if future else None,
+            predicted_write_back_bound=future.write_back_bound if future else None,
             predicted_missing_pages_per_step=future.missing_pages_per_step if future else None,
             written_bytes_per_day=future.written_bytes_per_day if future else None,
             ssd_endurance_share_per_day=future.endurance_share_per_day if future else None,

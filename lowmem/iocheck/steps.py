@@ -17,11 +17,13 @@ import torch
 from lowmem.dsa.store import HUGE_SHARE
 
 from .batches import MAX_IDS, Batches, count_pages, random_grads
-from .patterns import PAGE, Access
+from .patterns import PAGE, Access, TableAccess
 from .timing import StepCost, time_steps, typical
+from .writeback import Writer, dirtied_pages
 
 HOT_BYTES = 1 << 30  # large beside processor caches, small beside most memories
 _MIN_DENSITY = 0.05
+_WRITTEN_IDS = 8192  # of a step beside which pages are written
 
 
 class SampleStore:
@@ -43,6 +45,8 @@ class SampleStore:
         self._store = estate.tables[self._weights].store
         self._residency = estate.tables[self._weights].residency
         self.path = str(self._store.path)
+        self._batches: Batches | None = None  # of the last hot steps
+        self._window = 0  # and how many rows they were taken on
 
     @property
     def data_bytes(self) -> int:
@@ -119,11 +123,62 @@ class SampleStore:
 
         for number in range(2):
             step(number)
+        self._batches, self._window = batches, warm
         left = seconds - (time.perf_counter() - begin)
         times = time_steps(step, left, should_stop)
         middle, spread = typical(times)
         pages = count_pages(batches.ids(0), self.row_bytes)
         return StepCost(len(batches), middle, batches.distinct, pages, len(times), spread=spread)
+
+    def time_written_back(
+        self,
+        table: TableAccess,
+        waiting_bytes: int,
+        seconds: float,
+        should_stop: Callable[[], bool],
+    ) -> StepCost | None:
+        """The steps of :meth:`time_hot` with the writing that they cause in a long run.
+
+        Beside each step the system writes as many pages as a step of the person's ``table``
+        changes while ``waiting_bytes`` of it wait to be written.
+
+        ``None`` where there would be none, or where the system cannot be asked for it.
+        """
+        batches = self._batches
+        if batches is None or should_stop():
+            return None
+        count = min(len(batches), _WRITTEN_IDS)
+        dirtied = dirtied_pages(table, count, waiting_bytes)
+        if dirtied < 1:
+            return None
+        clean = dirtied / table.step(count, 0).touched_pages
+        size = self._window * self.row_bytes
+        begin = time.perf_counter()
+
+        def late(factor: float = 2.0) -> bool:
+            return should_stop() or time.perf_counter() - begin > factor * seconds
+
+        times: list[float] = []
+        with open(self.path, "rb+") as file, Writer(file.fileno(), PAGE + size) as writer:
+            writer.grant(clean * size / PAGE)  # so much is clean in a long run, too
+            writer.wait(lambda: late(0.5))
+            for number in range(1000):
+                start = time.perf_counter()
+                writer.grant(dirtied)
+                self.step(batches.ids(number)[:count], batches.grads(number)[:count])
+                writer.wait(late)
+                if late() or not writer.able:
+                    break
+                times.append(time.perf_counter() - start)
+                if late(1.0):
+                    break
+            if not writer.able:
+                return None
+        if not times:
+            return None
+        middle, spread = typical(times)
+        distinct = batches.distinct_of(count)
+        return StepCost(count, middle, distinct, round(dirtied), len(times), spread=spread)
 
     def time_cold(
         self,

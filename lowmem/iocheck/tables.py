@@ -39,6 +39,7 @@ def measured(report: IOReport) -> list[tuple[str, str, str]]:
         )
     for label, cost in (
         ("DSA step, all in memory", report.dsa_hot),
+        ("DSA step, while pages are written", report.dsa_written),
         ("DSA step, nothing in memory", report.dsa_cold),
         ("SparseAdam step in RAM", report.sparse_adam),
     ):
