@@ -132,7 +132,7 @@ class Report(Sequence[Row]):
             f"{short_bytes(self.state_bytes_after)}, {self.state_saved:.2%} saved"
         )
         if self.unreached:
-            lines.append(f"no rule reaches {len(self.unreached)}: {_some(self.unreached)}")
+            lines.append(f"no rule reaches {len(self.unreached)}: {some_names(self.unreached)}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -146,6 +146,7 @@ def _saved(before: int, after: int) -> float:
     return 1 - after / before if before else 0.0
 
 
-def _some(names: Sequence[str], limit: int = 5) -> str:
+def some_names(names: Sequence[str], limit: int = 5) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -32,7 +32,6 @@ class SecondMoment:
         values: The numbers, a view on the optimizer's state.
         out_axis: The axis of the output channels where this is a convolution; the other of
             the first two are the input's, the rest a kernel's area.
-        averaged: Axes along which the optimizer holds means already.
         repeat_axis: Where ``values`` has one more axis than ``shape``: the repetitions of a
             part, which stand before this axis of ``shape`` and are never averaged over.
     """
@@ -41,7 +40,6 @@ class SecondMoment:
     shape: tuple[int, ...]
     values: Tensor
     out_axis: int | None = None
-    averaged: Axes = ()
     repeat_axis: int | None = None
 
     def axis_sets(self, all_axes: bool = False) -> list[Axes]:
@@ -54,9 +52,6 @@ class SecondMoment:
             sets = [(self.out_axis,), area, (1, *area), (0, *area), (0, 1, *area)]
         else:  # a stack of matrices, one an expert, or one for a leading axis of size 1
             sets = _subsets((dims - 2, dims - 1))
-        if self.averaged:
-            further = {tuple(sorted({*axes, *self.averaged})) for axes in sets}
-            sets = sorted(further - {self.averaged}, key=lambda axes: (len(axes), axes))
         return [axes for axes in sets if math.prod(self.shape[axis] for axis in axes) > 1]
 
     def view_axes(self, axes: Axes) -> Axes:
@@ -72,13 +67,46 @@ def splits_of(model: nn.Module) -> dict[int, Split]:
     return {key: d.rule for key, d in decisions.items() if isinstance(d.rule, Split)}
 
 
+def foreign(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """What to say where parameters of ``optimizer`` are none of ``model``'s; empty otherwise.
+
+    Raises:
+        ValueError: not one of them is.
+    """
+    groups = getattr(optimizer, "param_groups", ())
+    held = {id(param) for group in groups for param in group["params"]}
+    others = len(held - {id(param) for _, param in model.named_parameters()})
+    names = f"this {type(optimizer).__name__}", f"this {type(model).__name__}"
+    if 0 < len(held) == others:
+        raise ValueError(
+            f"none of the {others} parameters of {names[0]} is one of {names[1]}: pass model= the "
+            "very module whose parameters the optimizer was given, not a copy of it or one that "
+            "was made anew"
+        )
+    if not others:
+        return ""
+    return (
+        f"{others} of the {len(held)} parameters of {names[0]} are not of {names[1]} and are not "
+        "measured: pass model= a module that holds them all, for two models "
+        "torch.nn.ModuleList([one, other])"
+    )
+
+
 def second_moments(
     model: nn.Module, optimizer: torch.optim.Optimizer, splits: Mapping[int, Split]
-) -> list[SecondMoment]:
+) -> tuple[list[SecondMoment], list[str]]:
     """The second moments that ``optimizer`` holds for the named parameters of ``model``.
+
+    Means are no second moments to measure: they are equal along the axes that they were
+    taken over, whatever the gradients were, and vary less over the others than what they
+    stand for.
 
     Args:
         splits: From ``splits_of(model)``; these parameters come part by part.
+
+    Returns:
+        The second moments, and the names of parameters of which the optimizer holds means
+        in place of one.
 
     Raises:
         ValueError: the optimizer has state, but no second moment in it.
@@ -86,6 +114,7 @@ def second_moments(
     modules = dict(model.named_modules())
     rule_of = getattr(optimizer, "rule", None)  # SlimAdamW's: how it has cut a parameter
     found: list[SecondMoment] = []
+    averaged: list[str] = []
     others = False
     for full_name, param in model.named_parameters():
         if param not in optimizer.state:
@@ -98,21 +127,27 @@ def second_moments(
             owner = modules.get(full_name.rpartition(".")[0])
             name = plain_name(full_name)
             cut = rule_of(param) if callable(rule_of) else None
-            if isinstance(cut, Split):
-                found += _averaged_parts(name, optimizer.second_moment_parts(param), cut)  # type: ignore[attr-defined]
+            if isinstance(cut, Split) or _is_averaged(param, v):
+                averaged.append(name)
             else:
                 found += _pieces(name, param, v, owner, splits.get(id(param)))
-    if not found and others:
+    if not found and not averaged and others:
         raise ValueError(
             f"{type(optimizer).__name__} keeps no second moment per parameter "
             f"({' or '.join(_KEYS)}); SNR is measured on Adam's. Calibrate with AdamW or SlimAdamW"
         )
-    return found
+    return found, averaged
 
 
 def plain_name(name: str) -> str:
     """A parameter's name without what ``torch.compile`` puts in front of it."""
     return ".".join(piece for piece in name.split(".") if piece != "_orig_mod")
+
+
+def _is_averaged(param: Tensor, v: Tensor) -> bool:
+    return v.dim() == param.dim() and any(
+        kept == 1 and size != 1 for kept, size in zip(v.shape, param.shape, strict=True)
+    )
 
 
 def _pieces(
@@ -123,25 +158,10 @@ def _pieces(
     if v.dim() != param.dim():
         logger.debug("%s: a second moment of shape %s is not measured", name, tuple(v.shape))
         return []
-    averaged = tuple(
-        axis for axis in range(v.dim()) if v.shape[axis] == 1 and param.shape[axis] != 1
-    )
     out_axis = None
     if isinstance(owner, nn.modules.conv._ConvNd) and v.dim() > 2:
         out_axis = int(owner.transposed)
-    return [SecondMoment(name, tuple(v.shape), v, out_axis, averaged)]
-
-
-def _averaged_parts(name: str, views: Sequence[Tensor], split: Split) -> list[SecondMoment]:
-    """The parts of a split second moment, some of them averaged."""
-    if split.repeat != 1:
-        logger.debug("%s: a second moment kept in repeated parts is not measured", name)
-        return []
-    keys = _part_keys(name, split)
-    return [
-        SecondMoment(str(key), tuple(view.shape), view, averaged=part.axes or ())
-        for key, part, view in zip(keys, split.parts, views, strict=True)
-    ]
+    return [SecondMoment(name, tuple(v.shape), v, out_axis)]
 
 
 def _part_keys(name: str, split: Split) -> list[PartKey]:

@@ -31,9 +31,10 @@ from lowmem.slim.records import (
     is_writable,
     read_records,
 )
+from lowmem.slim.report import some_names
 from lowmem.slim.rules import derive_rules
 from lowmem.slim.rulesfile import Split
-from lowmem.slim.second_moments import SecondMoment, second_moments, splits_of
+from lowmem.slim.second_moments import SecondMoment, foreign, second_moments, splits_of
 
 logger = logging.getLogger(__name__)
 
@@ -184,12 +185,14 @@ class SNRTracker:
     ) -> None:
         """Measure every second moment that ``optimizer`` holds for ``model``'s parameters.
 
-        Parameters without a state yet are skipped. A second moment that is already averaged
-        along some axes is measured along these and further ones only.
+        Parameters without a state yet are skipped. So are those of which the optimizer keeps
+        means already, as SlimAdamW does by its rules, with one warning that names them:
+        measure AdamW, or SlimAdamW without rules.
 
         Raises:
             TypeError: ``model`` has no ``named_parameters``, ``optimizer`` no ``state``.
-            ValueError: the optimizer keeps no second moments; ``step`` is no whole number.
+            ValueError: the optimizer keeps no second moments, or has no parameter of
+                ``model``; ``step`` is no whole number.
             OSError: the records cannot be written (they stay in ``records``).
         """
         if not hasattr(model, "named_parameters"):
@@ -208,15 +211,27 @@ class SNRTracker:
             return
         if self._model is None or self._model() is not model:
             self._model, self._splits = weakref.ref(model), splits_of(model)
-        moments = second_moments(model, optimizer, self._splits)
-        if not moments:
+        if left_out := foreign(model, optimizer):
+            self._warn_once(left_out)
+        moments, averaged = second_moments(model, optimizer, self._splits)
+        if averaged:
+            self._warn_once(
+                f"not measured, because this {type(optimizer).__name__} keeps their exp_avg_sq "
+                f"averaged already: {some_names(averaged)}. The SNR of means is infinite over the "
+                "axes that they were taken over and too high over the others; measure a run of "
+                "torch.optim.AdamW, or of SlimAdamW without rules"
+            )
+        if not moments and not averaged:
             self._warn_once(
                 f"no second moments at step {step}, so nothing is measured: this "
                 f"{type(optimizer).__name__} holds none for this model's parameters. Adam's are "
                 "there after its first step; other optimizers, as SGD, have none"
             )
             return
-        self.records += self._measure(moments, step)
+        records = self._measure(moments, step)
+        if not records:
+            return
+        self.records += records
         self._steps.add(step)
         self._write()
 

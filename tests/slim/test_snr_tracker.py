@@ -178,7 +178,7 @@ def test_heads_that_alternate_are_measured_head_by_head(tmp_path):
     model = nn.Linear(6, 24, bias=False)
     optimizer = stepped(model, torch.optim.AdamW(model.parameters()))
     split = Split(0, tuple(Part(4, (1,), name) for name in ("query", "key", "value")), repeat=2)
-    moments = second_moments(model, optimizer, {id(model.weight): split})
+    moments, _ = second_moments(model, optimizer, {id(model.weight): split})
     v = optimizer.state[model.weight]["exp_avg_sq"]
     tracker = SNRTracker(save_dir=tmp_path)
     records = {(r.key, r.compress_dims): r for r in tracker._measure(moments, 1)}
@@ -190,28 +190,72 @@ def test_heads_that_alternate_are_measured_head_by_head(tmp_path):
     assert records[key, (0,)].shape == (8, 6)
 
 
-def test_a_second_moment_that_is_averaged_already(tmp_path):
-    """Only averaging further can be measured, and it is named with the axes that are gone."""
+def test_means_are_not_measured_and_named_once(tmp_path, caplog):
+    """Means are equal along their own axes whatever the gradients were: that is no SNR."""
     model = Net()
     rules = {"up.weight": [1], "down.weight": [0, 1]}
     optimizer = stepped(model, SlimAdamW(model.named_parameters(), rules=rules))
-    tracker = measured(model, optimizer, tmp_path)
-    found = {r.compress_dims: r for r in tracker.records if r.key == "up.weight"}
-    assert set(found) == {(0, 1)}
-    v = optimizer.state[model.up.weight]["exp_avg_sq"]
-    assert found[0, 1].snr == snr(v, (0,))
-    assert found[0, 1].shape == (10, 1)
-    assert "down.weight" not in {r.key for r in tracker.records}
+    tracker = SNRTracker(save_dir=tmp_path)
+    for step in (1, 2):
+        tracker.measure_and_save(model=model, optimizer=optimizer, step=step)
+    whole = {"up.bias", "norm.weight", "norm.bias"}
+    assert {r.key for r in tracker.records} == set(tracker.rules()) == whole
+    assert all(math.isfinite(r.snr) for r in tracker.records)
+    [said] = [r.getMessage() for r in caplog.records if "averaged already" in r.getMessage()]
+    assert "up.weight, down.weight" in said
+    assert "AdamW, or of SlimAdamW without rules" in said
 
 
-def test_a_split_second_moment_that_is_averaged_already(tmp_path):
-    model = nn.MultiheadAttention(8, 2)
-    optimizer = SlimAdamW(model.named_parameters(), rules="table1", model=model)
-    x = torch.randn(5, 3, 8)
-    model(x, x, x)[0].square().sum().backward()
-    optimizer.step()
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_means_of_parts_are_not_measured_either(repeat, tmp_path, caplog):
+    """Nor is the one part that is whole: rules of a parameter need all its parts."""
+    model = nn.Linear(6, 24, bias=False)
+    parts = [{"size": 12 // repeat, "axes": axes} for axes in ([1], None)]
+    rules = {"weight": {"split": 0, "parts": parts, "repeat": repeat}}
+    optimizer = stepped(model, SlimAdamW(model.named_parameters(), rules=rules))
     tracker = measured(model, optimizer, tmp_path)
-    assert {r.compress_dims for r in tracker.records if "query" in r.key} == {(0, 1)}
+    assert tracker.records == []
+    assert "averaged already: weight." in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slimadamw_without_rules_is_measured_as_adamw(tmp_path, caplog):
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    slim = stepped(model, SlimAdamW(model.named_parameters()))
+    adamw = stepped(twin, torch.optim.AdamW(twin.parameters(), weight_decay=1e-2))
+    ours = measured(model, slim, tmp_path).records
+    theirs = measured(twin, adamw, tmp_path).records
+    assert [r.key for r in ours] == [r.key for r in theirs]
+    assert [r.snr for r in ours] == pytest.approx([r.snr for r in theirs], rel=1e-4)
+    assert caplog.text == ""
+
+
+def test_the_optimizer_of_another_model_is_refused_with_how_many(tmp_path):
+    model, other = Net(), Net()
+    optimizer = stepped(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(
+        ValueError,
+        match=r"none of the 5 parameters of this AdamW is one of this "
+        "Net: pass model= the very module",
+    ):
+        measured(other, optimizer, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_of_two_models_says_once_how_many_are_left_out(tmp_path, caplog):
+    model, other = Net(), nn.Linear(3, 2)
+    both = nn.ModuleList([model, other])
+    optimizer = stepped(model, torch.optim.AdamW(both.parameters()))
+    tracker = SNRTracker(save_dir=tmp_path)
+    for step in (1, 2):
+        tracker.measure_and_save(model=model, optimizer=optimizer, step=step)
+    assert {r.key for r in tracker.records} == {name for name, _ in model.named_parameters()}
+    assert caplog.text.count("2 of the 7 parameters of this AdamW are not of this Net") == 1
+    caplog.clear()
+    measured(both, optimizer, tmp_path)
+    assert caplog.text == ""
 
 
 def test_v_never_goes_to_the_host_and_one_trip_carries_every_figure(tmp_path, monkeypatch):
