@@ -23,7 +23,10 @@ from numba.extending import intrinsic
 
 from lowmem.kernels import ids
 from lowmem.kernels.native import add, pointer, prefetch
+from lowmem.kernels.notice import announce
 from lowmem.kernels.pages import thread_faults
+
+announce(__name__, "DSA")
 
 _AHEAD = 4  # keys between asking the memory for a row and working on it
 _GROUP = 16  # keys whose pages are looked up together

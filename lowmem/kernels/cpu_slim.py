@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lowmem.kernels.notice import announce
 from lowmem.kernels.slim_layout import (
     COLUMNS,
     JOB_SIZE,
@@ -57,6 +58,8 @@ from lowmem.kernels.slim_loops import (
     width,
 )  # fmt: skip
 from lowmem.kernels.threads import run_team, thread_count
+
+announce(__name__, "SlimAdamW")
 
 _ALONE = 1 << 20  # elements below which threads do not share one column job
 _PART = 1 << 15  # elements below which it does not pay to cut

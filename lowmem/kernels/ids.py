@@ -11,6 +11,9 @@ import numpy as np
 from numba import carray, cfunc, njit, types
 
 from lowmem.kernels.native import pointer, prefetch
+from lowmem.kernels.notice import announce
+
+announce(__name__, "DSA")
 
 _AHEAD = 16  # rows between asking for a byte of the bitmap and looking at it
 

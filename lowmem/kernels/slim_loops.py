@@ -14,6 +14,7 @@ import numpy as np
 from numba import carray, types
 
 from lowmem.kernels.native import pointer, take_next
+from lowmem.kernels.notice import announce
 from lowmem.kernels.slim_layout import (
     COLUMN,
     COLUMNS,
@@ -51,6 +52,8 @@ from lowmem.kernels.slim_rows import (
     update_plain,
     update_run,
 )
+
+announce(__name__, "SlimAdamW")
 
 _LONG_BLOCK = 16_384  # elements summed in one go
 _MAX_BLOCKS = 64  # a column job has at most this many partial sums

@@ -1,8 +1,10 @@
-"""A kernel that was compiled before any of the sources changed is compiled anew."""
+"""Compiled kernels: made anew after a change of their sources, and announced when they are."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,67 @@ def test_a_change_of_any_source_drops_it(folder: Path, changed: str) -> None:
 def test_no_cache_and_no_folder_are_no_errors(tmp_path: Path) -> None:
     assert drop_stale(tmp_path) == 0
     assert drop_stale(tmp_path / "missing") == 0
+
+
+_STEP = """
+import sys, torch, lowmem
+assert "numba" not in sys.modules, "importing lowmem does not wait for numba"
+table = torch.nn.Parameter(torch.zeros(20, 4))
+with lowmem.DSA([table]) as opt:
+    opt.step_rows(table, torch.tensor([1]), torch.ones(1, 4))
+"""
+
+
+def test_the_first_process_says_why_it_is_silent_and_the_second_need_not(tmp_path: Path) -> None:
+    environment = dict(os.environ, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _STEP],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == ""
+        said.append([line for line in done.stderr.splitlines() if "compiles" in line])
+    (line,) = said[0]
+    assert line == (
+        "lowmem compiles its kernels for DSA, once per machine and version; this takes some seconds"
+    )
+    assert said[1] == []
+
+
+_TWO_MODULES = """
+import logging, numba
+from lowmem.kernels.notice import announce
+
+def define(module):
+    names = {"numba": numba, "__name__": module}
+    exec("@numba.njit\\ndef one(a): return a", names)
+    exec("@numba.njit\\ndef two(a): return one(a)", names)
+    return names["two"]
+
+logging.basicConfig(format="%(levelname)s %(message)s")
+announce("ours", "SlimAdamW")
+define("somebody's")(1)
+print("before", flush=True)
+ours = define("ours")
+ours(1), ours(1.0)
+"""
+
+
+def test_only_our_kernels_and_only_once_an_optimizer(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_MODULES],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.splitlines() == [
+        "before",
+        "WARNING lowmem compiles its kernels for SlimAdamW, once per machine and version; this "
+        "takes some seconds",
+    ]
