@@ -39,15 +39,20 @@ class Row:
     note: str = ""
 
     def axes_text(self) -> str:
-        """The axes as people read them; a split part by part."""
+        """The axes as people read them, ``"axis 1"``, ``"axes 0, 1"`` or ``"-"``.
+
+        A split says it part by part, ``"query, key: axis 1; value: axis 0"``, with the number
+        of times in front where the list of parts comes more than once.
+        """
         if not isinstance(self.axes, Split):
-            return "-" if self.axes is None else str(self.axes)
-        parts = ", ".join(
-            f"{part.name or 'part'} {part.size}: {'-' if part.axes is None else part.axes}"
-            for part in self.axes.parts
-        )
-        times = f"{self.axes.repeat} x " if self.axes.repeat > 1 else ""
-        return f"axis {self.axes.axis}: {times}[{parts}]"
+            return "-" if self.axes is None else _axes(self.axes)
+        alike: dict[str, list[str]] = {}
+        for number, part in enumerate(self.axes.parts, 1):
+            name = part.name or f"part {number} ({part.size} of axis {self.axes.axis})"
+            text = "-" if part.axes is None else _axes(part.axes)
+            alike.setdefault(text, []).append(name)
+        parts = "; ".join(f"{', '.join(names)}: {text}" for text, names in alike.items())
+        return f"{self.axes.repeat} x ({parts})" if self.axes.repeat > 1 else parts
 
 
 class Report(Sequence[Row]):
@@ -144,6 +149,10 @@ class Report(Sequence[Row]):
 
 def _saved(before: int, after: int) -> float:
     return 1 - after / before if before else 0.0
+
+
+def _axes(axes: Axes) -> str:
+    return f"{'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
 
 
 def some_names(names: Sequence[str], limit: int = 5) -> str:

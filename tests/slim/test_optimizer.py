@@ -305,7 +305,7 @@ def test_report_says_what_the_state_takes_to_the_byte(gpt):
     assert report.state_bytes_before == 8 * total
     assert report.second_moment_saved == pytest.approx(1 - report.bytes_after / (4 * total))
     text = str(report)
-    for expected in ("c_attn", "query 16: (1,)", "value 16: (0,)", "whole state"):
+    for expected in ("c_attn", "query, key: axis 1; value: axis 0", "whole state"):
         assert expected in text
 
 
@@ -324,6 +324,37 @@ def test_verbose_prints_once_and_the_library_is_silent_otherwise(gpt, capsys):
     optimizer = SlimAdamW(gpt.named_parameters(), rules="table1", model=gpt, verbose=True)
     train(gpt, optimizer, token_batches(1))
     assert capsys.readouterr().out.count("whole state") == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (None, "-"),
+        ([1], "axis 1"),
+        ([0, 1], "axes 0, 1"),
+        (([[1], "query"], [[1], "key"], [[0], "value"]), "query, key: axis 1; value: axis 0"),
+        (([[1], "gate"], [None, "up"]), "gate: axis 1; up: -"),
+        (([[0, 1], ""], [None, "rest"]), "part 1 (12 of axis 0): axes 0, 1; rest: -"),
+    ],
+)
+def test_report_says_in_words_what_is_averaged(rule, words):
+    """The parts of a split that are treated alike stand together."""
+
+    def report(repeat):
+        if isinstance(rule, tuple):
+            size = 24 // len(rule) // repeat
+            parts = [{"size": size, "axes": axes, "name": name} for axes, name in rule]
+            given = {"split": 0, "parts": parts, "repeat": repeat}
+        else:
+            given = rule
+        (weight,) = SlimAdamW(
+            [("weight", torch.nn.Parameter(torch.rand(24, 6)))], rules={"weight": given}
+        ).report()
+        return weight.axes_text()
+
+    assert report(1) == words
+    if isinstance(rule, tuple):
+        assert report(2) == f"2 x ({words.replace('12', '6')})"
 
 
 def test_unreached_parameters_are_logged_and_reported(gpt, caplog):
