@@ -8,6 +8,7 @@ the rules for SlimAdamW(rules="rules/slimadam.json").
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lowmem.slim.rules import Choice
 
+_SHOWN = 20
+
 HELP = "SNR records -> rules for SlimAdamW"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--snr_filename", "--snr-filename", required=True, metavar="FILE", help="CSV of SNR records"
+        "--snr_filename",
+        "--snr-filename",
+        required=True,
+        metavar="FILE",
+        help="CSV of SNR records, or the folder that holds it and no other CSV",
     )
     parser.add_argument(
         "--cutoff", "--snr_cutoff", type=float, default=1.0, help="SNR to exceed, default 1.0"
@@ -37,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", default="rules/slimadam.json", metavar="FILE", help="default %(default)s"
     )
+    parser.add_argument("--force", action="store_true", help="overwrite the file of --out")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw SNR as a picture")
 
 
@@ -45,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
     from lowmem.slim.rules import choose, rules_of
     from lowmem.slim.rulesfile import write_rules
 
-    _check_outputs(args)
-    records = read_records(args.snr_filename)
+    source = _records_file(args.snr_filename)
+    _check_outputs(args, source)
+    records = read_records(source)
     choices = choose(records, args.cutoff, args.prefer, args.burn_in)
     rules = rules_of(choices)
     print(table(choices))
@@ -62,8 +71,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
-    taken = {Path(args.snr_filename).resolve(): "--snr_filename"}
+def _records_file(given: str) -> str:
+    """The file of records: ``given``, or the one CSV file in it where it is a folder."""
+    folder = Path(given)
+    if not folder.is_dir():
+        return given
+    files = sorted(path for path in folder.glob("*.csv") if path.is_file())
+    if not files:
+        raise ValueError(f"--snr_filename {given!r} is a folder without a .csv file")
+    if len(files) > 1:
+        names = ", ".join(str(path) for path in files[:_SHOWN])
+        more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
+        raise ValueError(
+            f"--snr_filename {given!r} is a folder of {len(files)} .csv files, one a run; name one "
+            f"of them: {names}{more}"
+        )
+    print(f"records: {files[0]}")
+    return str(files[0])
+
+
+def _check_outputs(args: argparse.Namespace, source: str) -> None:
+    taken = {Path(source).resolve(): "--snr_filename"}
     for option, path in (("--out", args.out), ("--plot", args.plot)):
         if path is None:
             continue
@@ -72,6 +100,11 @@ def _check_outputs(args: argparse.Namespace) -> None:
         other = taken.setdefault(Path(path).resolve(), option)
         if other != option:
             raise ValueError(f"{option} would overwrite the file of {other}: {path}")
+    if os.path.lexists(args.out) and not args.force:
+        raise ValueError(
+            f"{args.out} is there already and was not touched: --force overwrites it, and --out "
+            "names another file"
+        )
 
 
 def table(choices: Sequence[Choice]) -> str:

@@ -461,6 +461,37 @@ def test_the_command_overwrites_neither_its_input_nor_its_own_output(trained, tm
         assert not out.exists()
 
 
+def test_the_command_overwrites_rules_only_when_told_to(trained, tmp_path, capsys):
+    out = tmp_path / "rules.json"
+    out.write_text("tuned by hand")
+    command = ["rules", "--snr_filename", str(trained[2]), "--out", str(out)]
+    assert main(command) == 2
+    assert re.search(rf"{re.escape(str(out))} is there already.*--force", capsys.readouterr().err)
+    assert out.read_text() == "tuned by hand"
+    assert main([*command, "--force"]) == 0
+    assert json.loads(out.read_text()) == derive_rules(trained[2])
+
+
+def test_a_folder_of_one_file_of_records_stands_for_it(trained, tmp_path, capsys):
+    folder, out = tmp_path / "snr_data", tmp_path / "rules.json"
+    folder.mkdir()
+    command = ["rules", "--snr_filename", str(folder), "--out", str(out)]
+    assert main(command) == 2
+    assert "without a .csv file" in capsys.readouterr().err
+    (folder / "snr_1.csv").write_bytes(trained[2].read_bytes())
+    (folder / "notes.txt").write_text("no records")
+    assert main([*command, "--out", str(folder / "snr_1.csv"), "--force"]) == 2
+    assert "would overwrite the file of --snr_filename" in capsys.readouterr().err
+    assert main(command) == 0
+    assert f"records: {folder / 'snr_1.csv'}" in capsys.readouterr().out
+    assert json.loads(out.read_text()) == derive_rules(trained[2])
+    (folder / "snr_2.csv").write_bytes(trained[2].read_bytes())
+    assert main([*command, "--force"]) == 2
+    said = capsys.readouterr().err
+    assert all(str(folder / name) in said for name in ("snr_1.csv", "snr_2.csv"))
+    assert "notes.txt" not in said
+
+
 def test_a_name_with_dollars_is_drawn_as_it_is():
     figure = draw_snr([Record(1, r"a.$\\frac$", (4, 6), (1,), 2.0)])
     figure.savefig(io.BytesIO(), format="png")
