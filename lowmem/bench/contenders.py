@@ -210,10 +210,14 @@ class Disk(Way):
 
     def touch_all(self) -> None:
         # By steps, not behind the store's back: its checksums must hold at a commit.
-        rows, dim = self.param.shape
-        for start in range(0, rows, 1 << 16):
-            ids = torch.arange(start, min(rows, start + (1 << 16)))
-            self._optimizer.step_rows(self.param, ids, torch.full((len(ids), dim), 1e-2))
+        self.touch(np.arange(self.param.shape[0]))
+
+    def touch(self, rows: np.ndarray) -> None:
+        """Take steps that update each of the different ``rows`` once."""
+        for start in range(0, len(rows), 1 << 16):
+            ids = torch.from_numpy(rows[start : start + (1 << 16)])
+            grads = torch.full((len(ids), self.param.shape[1]), 1e-2)
+            self._optimizer.step_rows(self.param, ids, grads)
 
     def moments(self) -> list[Tensor]:
         state = self._optimizer.read_state(self.param, torch.arange(self.param.shape[0]))

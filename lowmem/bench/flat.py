@@ -54,9 +54,11 @@ def flat(
             assert chosen is not None
             with torch.no_grad():
                 param[torch.from_numpy(chosen)] = 0.01
-            for field in way.store.fields.values():
-                field[chosen] = 1e-3
+            # By steps, so that no row comes for the first time while it is timed; and once
+            # more after they were written back, so that none is clean.
+            way.touch(chosen)
             way.flush()
+            way.touch(chosen)
             runs.append(Run(way, Gradients(ids, batch, dim)))
         label = f"flat: dim {dim}, {hot:,} hot rows scattered over the table, batch {batch:,}"
         take_turns(runs, seconds=seconds, device=Device(folder), label=label)
