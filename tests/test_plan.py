@@ -231,6 +231,46 @@ def test_this_machine_is_measured(tmp_path: Any) -> None:
 # What it says.
 
 
+ROOMY = Machine("m", ram=64 * GB, disk=500 * GB)
+ROOMY_GPU = Machine("m", ram=64 * GB, vram=80 * GB, disk=500 * GB)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "words"),
+    [
+        # All fit: DSA only where it is measured to be faster, and why not the simpler ones.
+        ((10**6, 128, ROOMY), "DSA", ("for speed", "in RAM", "SparseAdam needs no file")),
+        ((10**6, 128, ROOMY_GPU), "SparseAdam", ("neither disk", "is not measured")),
+        # A long run on so large a table waits for the disk, unless few of its rows are busy.
+        ((14 * 10**6, 128, ROOMY), "SparseAdam", ("needs no disk", "waits for the disk to write")),
+        ((35 * 10**6, 128, ROOMY), "SparseAdam", ("Adam does not fit. Take SparseAdam",)),
+        ((80 * 10**6, 128, ROOMY), "DSA", ("Take DSA: Adam and SparseAdam do not fit.",)),
+        (("10M", 128, "colab-t4"), "DSA", ("waits for the disk to write: run lowmem iocheck",)),
+    ],
+)
+def test_where_several_fit_the_advice_weighs_them(
+    arguments: Any, name: str, words: tuple[str, ...]
+) -> None:
+    result = plan(*arguments)
+    assert result.recommended is result[name]
+    for said in words:
+        assert said in result.sentence
+    assert (name == "DSA") or "disk's speed will hardly matter" not in result.sentence
+
+
+def test_half_weights_get_dsa_for_its_full_moments() -> None:
+    for machine in (ROOMY, ROOMY_GPU):
+        result = plan(10**6, 128, machine, dtype="bfloat16")
+        assert result.recommended is result["DSA"]
+        assert "SparseAdam keeps its moments in bfloat16" in result.sentence
+
+
+def test_what_may_wait_is_a_part_of_the_page_cache() -> None:
+    result = plan(10**6, 128, ROOMY)
+    assert result.page_cache is not None
+    assert 0 < result.as_dict()["may_wait_bytes"] < 0.2 * result.page_cache
+
+
 class _Text(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -338,6 +378,31 @@ def test_the_code_runs_when_pasted(
     exec(compile(result.code, "pasted", "exec"), scope)
     assert torch.isfinite(scope["loss"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["--code"], []])
+def test_code_for_fewer_rows_than_asked_says_so_before_anything_else(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = ["--ram", "4GB", "--disk", "8GB"]
+    assert main(["plan", "--rows", "1e9", "--dim", "128", *machine, *arguments]) == 0
+    text = capsys.readouterr().out
+    result = plan("1e9", 128, Machine("yours", ram=4 * GB, disk=8 * GB))
+    assert result.recommended is None
+    most = max(choice.most for choice in result)
+    comment, _, code = text[text.index("# ") :].partition("import torch")
+    assert comment.count("# ") == 3
+    for words in ("1,000,000,000 rows do not fit", f"FOR {most:,} ROWS", "of disk short"):
+        assert words in comment
+    assert f"rows = {most:_}  # NOT 1_000_000_000" in code
+    assert arguments or "The code, but not for what you asked" in text
+
+
+def test_code_for_fewer_parameters_than_asked_says_so_too() -> None:
+    result = plan(parameters="100B", machine=Machine("m", ram=4 * GB))
+    assert result.code.startswith("# 100,000,000,000 parameters do not fit on m")
+    assert f"# The most that fit: {result['SlimAdamW'].most:,}." in result.code
+    exec(compile(result.code, "pasted", "exec"), {})
 
 
 def test_code_where_nothing_fits_at_all_is_a_comment() -> None:

@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         print(result.code, end="")
     else:
         print(result)
-        print("\nThe code:\n")
+        fewer = result.recommended is None
+        print("\nThe code, but not for what you asked:\n" if fewer else "\nThe code:\n")
         print("\n".join(f"    {line}".rstrip() for line in result.code.splitlines()))
         if args.plot:
             print(f"\nPicture: {args.plot}")

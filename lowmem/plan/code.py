@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lowmem.plan.result import Plan
+    from lowmem.plan.result import Choice, Plan
 
 _TABLE = """\
 import torch
@@ -54,22 +54,39 @@ _DENSE_OPTIMIZERS = {
 }
 
 
+def _warning(plan: Plan, furthest: Choice) -> str:
+    asked, most = (
+        f"{plan.rows:,} rows",
+        f"THIS CODE IS FOR {furthest.most:,} ROWS, the most that fit.",
+    )
+    if plan.dim is None:
+        asked, most = f"{plan.rows:,} parameters", f"The most that fit: {furthest.most:,}."
+    return (
+        f"# {asked} do not fit on {plan.machine.label}, not even with {furthest.name}:\n"
+        f"# {furthest.verdict.removeprefix('no: ')}.\n"
+        f"# {most}\n"
+    )
+
+
 def plan_code(plan: Plan) -> str:
     """Code for the recommended choice; where nothing fits, for the largest that would.
 
+    That code begins with a comment which says that it is not what was asked for.
     Where even that is nothing, one comment line says so.
     """
     choice = plan.recommended
     rows = plan.rows
+    warning = ""
     if choice is None:
-        choice = max(plan.choices, key=lambda c: c.most)
+        choice = plan.furthest
         rows = choice.most
         if rows == 0:
             return f"# {plan.sentence}\n"
+        warning = _warning(plan, choice)
     ours = choice.name in ("DSA", "SlimAdamW")
     import_line = f"from lowmem import {choice.name}\n" if ours else ""
     if plan.dim is None:
-        return _DENSE.format(
+        return warning + _DENSE.format(
             import_line=import_line,
             device=plan.weights,
             dtype=plan.dtype,
@@ -77,8 +94,8 @@ def plan_code(plan: Plan) -> str:
         )
     rows_line = f"rows = {rows:_}"
     if rows != plan.rows:
-        rows_line += f"  # the most that fits; {plan.rows:_} do not"
-    return _TABLE.format(
+        rows_line += f"  # NOT {plan.rows:_}, which do not fit"
+    return warning + _TABLE.format(
         import_line=import_line,
         rows_line=rows_line,
         dim=plan.dim,

@@ -24,6 +24,9 @@ from lowmem.units import LARGEST_COUNT, parse_count
 
 PLACES = ("auto", "cpu", "cuda")
 _LARGEST_DIM = 1 << 20
+# Of the memory that pages may fill, what Linux lets wait to be written in a long run: its
+# thresholds are a tenth and a fifth, and writers come to rest between them.
+_MAY_WAIT = 0.16
 Costs = Callable[[str, int], Bytes]  # (choice, rows) -> bytes
 
 
@@ -102,13 +105,16 @@ def _table_plan(table: Table, machine: Machine, weights: str) -> Plan:
     costs = at(place)
     choices = tuple(_choice(name, table.rows, machine, costs) for name in TABLE_CHOICES)
     by_name = {choice.name: choice for choice in choices}
-    # In VRAM, SparseAdam needs no traffic to the host, so it goes first where it fits and
-    # its moments are float32. Everywhere else DSA does.
-    sparse_first = place == "cuda" and table.dtype == "float32"
-    order = ("SparseAdam", "DSA", "Adam") if sparse_first else ("DSA", "SparseAdam", "Adam")
-    recommended = next((by_name[name] for name in order if by_name[name].fits), None)
     dsa = by_name["DSA"]
     page_cache = max(0, machine.ram - dsa.total("ram"))
+    may_wait = int(_MAY_WAIT * page_cache)
+    # SparseAdam goes first where it fits, its moments are float32, and DSA is not known to be
+    # faster: in VRAM, where it needs no traffic to the host, and where moments are so large
+    # that DSA would wait for their writing.
+    slow = place == "cuda" or dsa.bytes["disk"]["moments"] > may_wait
+    sparse_first = slow and table.dtype == "float32"
+    order = ("SparseAdam", "DSA", "Adam") if sparse_first else ("DSA", "SparseAdam", "Adam")
+    recommended = next((by_name[name] for name in order if by_name[name].fits), None)
     row_bytes = max(1, dsa.bytes["disk"]["moments"] // table.rows)
     shares = {a: cached_share(table.rows, row_bytes, page_cache, a) for a in ("uniform", "zipf")}
     notes = ["Other layers and activations of your model come on top."]
@@ -119,7 +125,7 @@ def _table_plan(table: Table, machine: Machine, weights: str) -> Plan:
         )
     return Plan(
         machine, table.rows, table.dim, table.dtype, place, table.batch,
-        choices, recommended, page_cache, shares, tuple(notes),
+        choices, recommended, page_cache, may_wait, shares, tuple(notes),
     )  # fmt: skip
 
 

@@ -60,6 +60,8 @@ class Plan:
         choices: one ``Choice`` an optimizer; ``plan["DSA"]`` picks one.
         recommended: the choice to take, or ``None`` where nothing fits.
         page_cache: bytes of RAM that DSA leaves for the page cache.
+        may_wait: bytes of changed moments there that Linux lets wait to be written in a long
+            run, by its defaults. What a run changes beyond that is as slow as the disk.
         cached_share: the share of rows that DSA then finds in memory, by access pattern.
         notes: what the figures leave out.
     """
@@ -73,6 +75,7 @@ class Plan:
     choices: tuple[Choice, ...]
     recommended: Choice | None
     page_cache: int | None = None
+    may_wait: int | None = None
     cached_share: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -108,18 +111,51 @@ class Plan:
         """The advice, in one or two sentences."""
         unit = "parameters" if self.dim is None else "rows"
         if self.recommended is None:
-            best = max(self.choices, key=lambda c: c.most)
+            best = self.furthest
             if best.most == 0:
                 return "Nothing fits: one step's batch alone takes more than this machine has."
             return f"Nothing fits. {best.name} goes furthest here: {short_count(best.most)} {unit}."
+        others = [c for c in self.choices if c is not self.recommended]
+        failing = [c.name for c in others if not c.fits]
+        verb = "does" if len(failing) == 1 else "do"
+        start = f"{' and '.join(failing)} {verb} not fit" if failing else "All fit here"
+        take = f"{start}. Take {self._reason}."
+        if len(failing) == len(others):
+            take = f"Take {self.recommended.name}: {start}."
+        return " ".join(part for part in (take, self.cache_sentence) if part)
+
+    @property
+    def furthest(self) -> Choice:
+        """The choice that the most rows fit with."""
+        return max(self.choices, key=lambda c: c.most)
+
+    @property
+    def _reason(self) -> str:
+        """The recommended choice, and why not another one that fits."""
+        assert self.recommended is not None
         name = self.recommended.name
-        others = [c for c in self.choices if c is not self.recommended and not c.fits]
-        virtue = "needs no disk" if name == "SparseAdam" else "takes the least memory"
-        start = f"All fit here; take {name}, which {virtue}."
-        if others:
-            failing = " and ".join(c.name for c in others)
-            start = f"Take {name}: {failing} {'does' if len(others) == 1 else 'do'} not fit."
-        return " ".join(part for part in (start, self.cache_sentence) if part)
+        fitting = {c.name for c in self.choices if c.fits} - {name}
+        if name == "DSA" and "SparseAdam" in fitting:
+            if self.dtype != "float32":
+                return f"DSA, since SparseAdam keeps its moments in {self.dtype}"
+            return (
+                "DSA for speed: with weights in RAM its step is the faster one (lowmem bench "
+                "dsa), but SparseAdam needs no file"
+            )
+        if name == "SparseAdam" and "DSA" in fitting:
+            if self.weights == "cuda":
+                return (
+                    "SparseAdam, which needs neither disk nor traffic to the host (DSA is not "
+                    "measured against it with weights in VRAM)"
+                )
+            return (
+                "SparseAdam, which needs no disk: DSA is the faster one only while a run changes "
+                f"less than about {short_bytes(self.may_wait or 0)} of its moments; beyond, it "
+                "waits for the disk to write (lowmem iocheck)"
+            )
+        if name == "SlimAdamW" and fitting:
+            return "SlimAdamW for memory, or AdamW, which averages nothing"
+        return name
 
     @property
     def cache_sentence(self) -> str:
@@ -127,8 +163,14 @@ class Plan:
         if self.recommended is None or self.recommended.name != "DSA":
             return ""
         uniform, zipf = self.cached_share["uniform"], self.cached_share["zipf"]
-        if uniform >= 1:
+        if uniform >= 1 and self.recommended.bytes["disk"]["moments"] <= (self.may_wait or 0):
             return "Its moments fit in the page cache, so the disk's speed will hardly matter."
+        if uniform >= 1:
+            return (
+                "Its moments fit in the page cache; where a run changes more than about "
+                f"{short_bytes(self.may_wait or 0)} of them, it waits for the disk to write: run "
+                "lowmem iocheck."
+            )
         return (
             f"The page cache serves {uniform:.0%} of uniform and {zipf:.0%} of Zipf(1.05) row "
             "accesses; the rest wait for the disk: run lowmem iocheck."
@@ -195,6 +237,7 @@ class Plan:
             ],
             "recommended": self.recommended.name if self.recommended else None,
             "page_cache_bytes": self.page_cache,
+            "may_wait_bytes": self.may_wait,
             "cached_share": self.cached_share,
             "advice": self.sentence,
             "notes": list(self.notes),
