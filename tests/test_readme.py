@@ -49,6 +49,12 @@ def test_five_lines_of_use_come_first() -> None:
     assert "lowmem.SlimAdamW" in BLOCKS[1]
 
 
+def test_an_address_that_is_nobodys_is_called_so_where_it_is_first_pasted() -> None:
+    install = README.index("pip install git+https://")
+    if "github.com/no-home" in README[install:]:
+        assert "placeholder" in README[install : install + 200]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_that_the_page_names_exist(command: str) -> None:
     from lowmem.cli import COMMANDS as KNOWN
