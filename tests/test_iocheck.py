@@ -45,7 +45,8 @@ def test_everything_is_measured_and_nothing_is_left(report: IOReport, folder: Pa
     assert not report.interrupted
     missing = [name for name, value in figures.items() if value is None]
     if report.method != "cached: not a disk speed":
-        assert missing == []
+        # All of so small a table may wait to be written, so there are no steps beside writing.
+        assert all(name.startswith("measured_dsa_written_") for name in missing)
     for name in (
         "random_read_iops_qd1",
         "random_read_iops_qd32",
@@ -134,14 +135,14 @@ def test_preparation_leaves_time_to_measure_in(
         return made
 
     tight = begin(seconds)
-    assert tight.remaining >= max(min(seconds, 3.0), seconds / 3) - 1e-9
+    assert tight.remaining >= max(min(seconds, 4.0), seconds / 3) - 1e-9
     clock.now += tight.remaining / 2
     tight.progress("not done yet")
     assert seen[-1] < 0.99
     # Who asks for what the check says is enough gets it, and nothing on top.
     enough = begin(tight.enough)
     assert enough.remaining == pytest.approx(tight.enough - prepared)
-    assert enough.remaining >= 3.0 - 1e-9
+    assert enough.remaining >= 4.0 - 1e-9
 
 
 def test_a_check_that_takes_longer_says_why_and_what_to_ask_for(empty: Path) -> None:
@@ -187,6 +188,30 @@ def test_the_advice_trusts_steps_no_more_than_the_notes_do(
     assert words in unsure.advice
     assert any("steps of DSA" in note and "run it again" in note for note in unsure.warnings)
     assert unsure.text().endswith(unsure.advice)
+
+
+def test_the_advice_doubts_steps_beside_writing_where_it_rests_on_them(report: IOReport) -> None:
+    assert report.dsa_hot is not None
+    assert report.prediction is not None
+    hot = replace(report.dsa_hot, steps=30, spread=0.01)
+    bound = replace(report.prediction, write_back_bound=True, hit_share=1.0)
+    sure = replace(report, dsa_hot=hot, dsa_written=hot, prediction=bound)
+    assert "bound by writing" in sure.advice
+    unsure = replace(sure, dsa_written=replace(hot, steps=1))
+    assert "too few steps were timed" in unsure.advice
+    assert any("DSA beside writing" in note for note in unsure.warnings)
+
+
+def test_writing_that_could_not_be_measured_is_not_taken_for_none(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "waiting_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(check.SampleStore, "time_written_back", lambda *_: None)
+    report = iocheck(empty, **TABLE, seconds=1, cache_bytes=100 << 20)
+    assert report.dsa_hot is not None
+    sure = replace(report, dsa_hot=replace(report.dsa_hot, steps=30, spread=0.01))
+    assert "will not matter" not in sure.advice
+    assert "what that costs is not known: expect at most" in sure.advice
 
 
 def test_stopping_keeps_what_was_measured(empty: Path) -> None:

@@ -35,10 +35,10 @@ def advice(report: IOReport) -> str:
             + ("run the check to its end." if report.interrupted else "try another directory.")
         )
     speed = f"{future.rows_per_s:,.0f} rows per second ({future.seconds_per_step:.3g} s a step)"
-    hot = report.dsa_hot
-    if hot is not None and not hot.sure:
-        reason = "too few steps were timed" if hot.few else "the machine was busy meanwhile"
-        more = " with more seconds" if hot.few else ""
+    basis = report.dsa_written if future.write_back_bound else report.dsa_hot
+    if basis is not None and not basis.sure:
+        reason = "too few steps were timed" if basis.few else "the machine was busy meanwhile"
+        more = " with more seconds" if basis.few else ""
         return (
             f"A first guess is {speed}, with {100 * future.hit_share:.0f} % of the pages from "
             f"memory, but {reason}: run it again{more} before you decide on this."
@@ -49,6 +49,12 @@ def advice(report: IOReport) -> str:
         return (
             f"Everything fits in the page cache, but more of it changes than the system lets wait "
             f"to be written: expect {speed}{beside} in a long run, bound by writing."
+        )
+    if future.hit_share > IN_MEMORY and report.writing_unknown:
+        return (
+            "Everything fits in the page cache, but more of it changes than the system lets wait "
+            f"to be written, and what that costs is not known: expect at most {speed}, and less "
+            "in a long run; run it again with more seconds."
         )
     if future.hit_share > IN_MEMORY:
         return (

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 _MEASURING = 0.35  # of the budget, at least; imports and compilation that leave less come on top
-_MEASURING_S = 3.0  # and this long, or the whole of a smaller budget: less is too few steps
+_MEASURING_S = 4.0  # and this long, or the whole of a smaller budget: less is too few steps
 _SHORTEST_S = 0.02
 
 OnProgress = Callable[[float, str], object]

@@ -22,7 +22,7 @@ from .patterns import PAGE, Access, TableAccess
 from .predict import predict
 from .report import IOReport
 from .steps import SampleStore
-from .writeback import waiting_bytes
+from .writeback import dirtied_pages, waiting_bytes
 
 _log = logging.getLogger("lowmem.iocheck")
 
@@ -30,13 +30,16 @@ BLOCK = 1 << 20
 DEEP = 32
 MIN_SECONDS = 1.0
 _PUNCTUAL = 1.2  # times the seconds that were asked for: more is late, and said
+# At least, whatever is left: without these steps, or with too few rows in them, what is
+# predicted of a table larger than the memory is far from true.
+_WRITTEN_S, _COLD_S = 0.5, 0.6
 MAX_FILE_BYTES = 2 << 30
 _RESERVE_BYTES = 256 << 20  # memory that the page cache never gets: the system's own
 
 # Phase to weight. The order is the order of the run.
 _WEIGHTS = {
     "rate": 2.0,
-    "fill": 20.0,
+    "fill": 16.0,
     "sequential_write_qd32": 5.0,
     "sequential_write_qd1": 3.0,
     "sequential_read_qd32": 5.0,
@@ -45,11 +48,11 @@ _WEIGHTS = {
     "random_read_qd32": 7.0,
     "random_write_qd1": 4.0,
     "random_write_qd32": 5.0,
-    "hot": 20.0,
-    "written": 8.0,
-    "ram": 9.0,
-    "cold": 16.0,  # behind "ram", because one cold step may take longer than its share
-    "end": 8.0,
+    "hot": 16.0,
+    "written": 12.0,
+    "ram": 14.0,
+    "cold": 20.0,  # behind "ram", because one cold step may take longer than its share
+    "end": 6.0,
 }
 
 
@@ -78,7 +81,7 @@ def iocheck(
         dim: weights a row.
         batch: ids of one training step, duplicates included.
         seconds: time budget for everything, at least 1 (default: 10). Measuring gets at least
-            three seconds of it and a third, or the whole of a smaller budget; where imports
+            four seconds of it and a third, or the whole of a smaller budget; where imports
             and compilation leave less, it takes longer, and the report's notes say so.
         on_progress: called as ``on_progress(fraction, message)`` with a fraction of 0 to 1.
         access: which rows a batch asks for: ``"uniform"`` (default) or ``"zipf"``, where the
@@ -305,13 +308,21 @@ def _measure_steps(
     )  # fmt: skip
     seconds = budget.begin("written", "DSA steps while pages are written back")
     waiting = waiting_bytes()
-    if large and waiting is not None and report.method != "cached: not a disk speed":
-        report.dsa_written = store.time_written_back(table, waiting, seconds, budget.should_stop)
+    if large and waiting is not None and dirtied_pages(table, report.batch, waiting) >= 1:
+        if report.method != "cached: not a disk speed":
+            report.dsa_written = store.time_written_back(
+                table,
+                waiting,
+                max(seconds, min(_WRITTEN_S, report.seconds / 5)),
+                budget.should_stop,
+            )
+        report.writing_unknown = report.dsa_written is None
     seconds = budget.begin("cold", "DSA steps, nothing in memory")
     if report.method != "cached: not a disk speed":
         report.dsa_cold = store.time_cold(
             max(1, round(step.distinct_rows)), step.touched_pages / table.pages,
-            _round_trip(report), seconds, rng, budget.should_stop,
+            _round_trip(report), max(seconds, min(_COLD_S, report.seconds / 5)), rng,
+            budget.should_stop,
         )  # fmt: skip
     budget.begin("end", "removing the test file")
 

@@ -39,6 +39,8 @@ class IOReport:
         dsa_hot, dsa_cold, sparse_adam: measured steps, or ``None`` where not measured.
         dsa_written: steps with the writing of changed pages that a long run has; ``None`` where
             not measured, or where all of the table may wait to be written.
+        writing_unknown: the table is so large that a long run waits for writing, and steps
+            beside it could not be measured.
         prediction: what to expect of the person's own table, or ``None``.
         interrupted: the check was stopped before its end.
         notes: what else the reader must know.
@@ -62,6 +64,7 @@ class IOReport:
     dsa_cold: StepCost | None = None
     sparse_adam: StepCost | None = None
     dsa_written: StepCost | None = None
+    writing_unknown: bool = False
     prediction: Prediction | None = None
     elapsed_s: float = 0.0
     interrupted: bool = False
@@ -94,7 +97,11 @@ class IOReport:
             )
         if self.interrupted:
             found.append("the check was stopped before its end; what is missing was not measured")
-        steps = {"DSA": self.dsa_hot, "SparseAdam": self.sparse_adam}
+        steps = {
+            "DSA": self.dsa_hot,
+            "DSA beside writing": self.dsa_written,
+            "SparseAdam": self.sparse_adam,
+        }
         few = [name for name, cost in steps.items() if cost and cost.few]
         unlike = [name for name, cost in steps.items() if cost and cost.unlike and not cost.few]
         if few:
