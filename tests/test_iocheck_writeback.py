@@ -74,7 +74,7 @@ def test_the_writer_writes_what_it_was_granted(tmp_path: Path) -> None:
         file.truncate(size)
         with mmap.mmap(file.fileno(), size) as area:
             np.frombuffer(area, np.uint8)[::PAGE] = 1
-            with Writer(file.fileno(), size) as writer:
+            with Writer(file.fileno(), size, 60) as writer:
                 if not writer.able:
                     pytest.skip("this file system takes no orders")
                 writer.grant(2_000)
@@ -83,9 +83,16 @@ def test_the_writer_writes_what_it_was_granted(tmp_path: Path) -> None:
 
 
 def test_a_stop_ends_the_waiting(tmp_path: Path) -> None:
-    with open(tmp_path / "file", "wb+") as file, Writer(file.fileno(), PAGE) as writer:
+    with open(tmp_path / "file", "wb+") as file, Writer(file.fileno(), PAGE, 60) as writer:
         writer.grant(1 << 40)
         writer.wait(lambda: True)
+
+
+def test_the_thread_ends_by_itself_with_whoever_started_it_gone(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb+") as file:
+        writer = Writer(file.fileno(), PAGE, 0.05).__enter__()
+    writer._thread.join(timeout=30)  # nobody told it to end
+    assert not writer._thread.is_alive()
 
 
 def test_a_system_without_the_call_is_told_apart(
@@ -96,7 +103,7 @@ def test_a_system_without_the_call_is_told_apart(
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     with open(tmp_path / "file", "wb+") as file:
-        assert not Writer(file.fileno(), PAGE).able
+        assert not Writer(file.fileno(), PAGE, 60).able
 
 
 def test_the_system_says_how_much_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from .writeback import Writer, dirtied_pages
 HOT_BYTES = 1 << 30  # large beside processor caches, small beside most memories
 _MIN_DENSITY = 0.05
 _WRITTEN_IDS = 8192  # of a step beside which pages are written
+_LEAST_WRITTEN_S = 1.0  # that such a step may take, whatever the time budget
 
 
 class SampleStore:
@@ -149,19 +150,21 @@ class SampleStore:
             return None
         count = min(len(batches), _WRITTEN_IDS)
         dirtied = dirtied_pages(table, count, waiting_bytes)
-        if dirtied < 1:
+        if not dirtied:
             return None
         clean = dirtied / table.step(count, 0).touched_pages
         size = self._window * self.row_bytes
         begin = time.perf_counter()
 
-        def late(factor: float = 2.0) -> bool:
-            return should_stop() or time.perf_counter() - begin > factor * seconds
+        most = max(2.0 * seconds, _LEAST_WRITTEN_S)  # one step at least
+
+        def late(limit: float = most) -> bool:
+            return should_stop() or time.perf_counter() - begin > limit
 
         times: list[float] = []
-        with open(self.path, "rb+") as file, Writer(file.fileno(), PAGE + size) as writer:
+        with open(self.path, "rb+") as file, Writer(file.fileno(), PAGE + size, 2 * most) as writer:
             writer.grant(clean * size / PAGE)  # so much is clean in a long run, too
-            writer.wait(lambda: late(0.5))
+            writer.wait(lambda: late(0.5 * seconds))
             for number in range(1000):
                 start = time.perf_counter()
                 writer.grant(dirtied)
@@ -170,7 +173,7 @@ class SampleStore:
                 if late() or not writer.able:
                     break
                 times.append(time.perf_counter() - start)
-                if late(1.0):
+                if late(seconds):
                     break
             if not writer.able:
                 return None

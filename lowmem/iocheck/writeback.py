@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -40,7 +41,7 @@ _POLL_S = 5e-4
 def dirtied_pages(table: TableAccess, batch: int, waiting_bytes: int) -> float:
     """Clean pages that a step of ``batch`` ids changes, with ``waiting_bytes`` unwritten.
 
-    None where the whole table is no more than that.
+    0 where the whole table is no more than that.
     """
     share = waiting_bytes / (table.pages * PAGE)
     if share >= 1.0:
@@ -90,13 +91,19 @@ class Writer:
     It writes as many pages as it has been granted, and then waits: so steps can be timed
     with as much writing beside each as a long run would have.
 
+    Args:
+        file: descriptor of the file.
+        size: bytes of it, from the first on.
+        seconds: it ends by itself then, whatever became of who started it.
+
     Attributes:
         able: this system can be asked, has not refused, and counts the pages that it writes.
     """
 
-    def __init__(self, file: int, size: int) -> None:
-        self._file, self._size, self._at = file, size, 0
-        self._allowed = 0
+    def __init__(self, file: int, size: int, seconds: float) -> None:
+        self._file, self._size, self._at = os.dup(file), size, 0
+        self._allowed = 0.0
+        self._until = time.perf_counter() + seconds
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._call: Any = None
@@ -121,7 +128,7 @@ class Writer:
 
     def grant(self, pages: float) -> None:
         """Let so many more pages be written."""
-        self._allowed += round(pages)
+        self._allowed += pages
 
     def wait(self, should_stop: Callable[[], bool]) -> None:
         """Return when all that was granted is written."""
@@ -129,13 +136,16 @@ class Writer:
             time.sleep(_POLL_S)
 
     def _write(self) -> None:
-        while self.able and not self._done.is_set():
-            if self.written >= self._allowed:
-                time.sleep(_POLL_S)
-            elif self._call(self._file, self._at, _CHUNK, _RANGE_WRITE) != 0:
-                self.able = False
-            else:
-                self._at = self._at + _CHUNK if self._at + _CHUNK < self._size else 0
+        try:
+            while self.able and not self._done.is_set() and time.perf_counter() < self._until:
+                if self.written >= self._allowed:
+                    time.sleep(_POLL_S)
+                elif self._call(self._file, self._at, _CHUNK, _RANGE_WRITE) != 0:
+                    self.able = False
+                else:
+                    self._at = self._at + _CHUNK if self._at + _CHUNK < self._size else 0
+        finally:
+            os.close(self._file)
 
 
 def _vmstat() -> dict[str, int]:
