@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from lowmem.slim.rulesfile import write_rules
 
     source = _records_file(args.snr_filename)
-    _check_outputs(args, source)
     records = read_records(source)
+    _check_outputs(args, source)
     choices = choose(records, args.cutoff, args.prefer, args.burn_in)
     rules = rules_of(choices)
     print(table(choices))

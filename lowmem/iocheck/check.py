@@ -308,7 +308,8 @@ def _measure_steps(
     )  # fmt: skip
     seconds = budget.begin("written", "DSA steps while pages are written back")
     waiting = waiting_bytes()
-    if large and waiting is not None and dirtied_pages(table, report.batch, waiting) >= 1:
+    if large and waiting is not None and dirtied_pages(table, report.batch, waiting) > 0:
+        report.writing_unknown = True  # also where the check is stopped in the middle of it
         if report.method != "cached: not a disk speed":
             report.dsa_written = store.time_written_back(
                 table,

@@ -13,6 +13,7 @@ from .predict import DAY_S, ENDURANCE_WORDS
 
 if TYPE_CHECKING:
     from .report import IOReport
+    from .timing import StepCost
 
 
 def measured(report: IOReport) -> list[tuple[str, str, str]]:
@@ -75,13 +76,15 @@ def expected(report: IOReport) -> list[tuple[str, str]]:
         ("rows per second, each once a step", shown(future.rows_per_s, ",.0f")),
         ("seconds per step", shown(future.seconds_per_step, ".4f")),
         ("… with everything in memory", f"{future.seconds_per_step_hot:.4f}"),
-        ("… with nothing in memory, reads only", shown(future.seconds_per_step_cold, ".4f")),
+        (
+            "… with nothing in memory, reads only",
+            shown(future.seconds_per_step_cold, ".4f") + _doubt(report.dsa_cold),
+        ),
     ]
     ram = report.sparse_adam
     if ram:
-        reason = "too few steps" if ram.few else "the machine was busy"
-        unsure = "" if ram.sure else f" (unsure: {reason})"
-        table.append(("… SparseAdam in RAM", f"{ram.seconds * report.batch / ram.ids:.4f}{unsure}"))
+        step = f"{ram.seconds * report.batch / ram.ids:.4f}"
+        table.append(("… SparseAdam in RAM", step + _doubt(ram)))
     if future.written_bytes_per_day is not None and future.endurance_share_per_day is not None:
         speed = future.written_bytes_per_day / DAY_S / 1e6
         share = 100 * future.endurance_share_per_day
@@ -93,6 +96,12 @@ def expected(report: IOReport) -> list[tuple[str, str]]:
             ("of a consumer SSD's endurance", f"{share:.2f} % a day (of {ENDURANCE_WORDS})"),
         ]
     return table
+
+
+def _doubt(cost: StepCost | None) -> str:
+    if cost is None or cost.sure:
+        return ""
+    return f" (unsure: {'too few steps' if cost.few else 'the machine was busy'})"
 
 
 def headline(report: IOReport) -> str:
