@@ -155,7 +155,6 @@ class SampleStore:
         clean = dirtied / table.step(count, 0).touched_pages
         size = self._window * self.row_bytes
         begin = time.perf_counter()
-
         most = max(2.0 * seconds, _LEAST_WRITTEN_S)  # one step at least
 
         def late(limit: float = most) -> bool:
