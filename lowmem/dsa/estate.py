@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
 
 from lowmem.dsa import commits, interrupts, recovery, transfer
+from lowmem.dsa.busy import Busy, Changing, ClosedError
 from lowmem.dsa.commits import Commit, Point
 from lowmem.dsa.folder import Mode, StoreFolder
 from lowmem.dsa.header import StoreError, read_header, require_fit, require_name
@@ -32,12 +32,6 @@ from lowmem.dsa.table import Table, require_table, table_shape
 log = logging.getLogger(__name__)
 
 Durability = Literal["process", "power", "none"]
-
-CLOSED = "this DSA is closed; make a new one with mode='resume' to go on"
-
-
-class ClosedError(RuntimeError):
-    """What was asked for came after the end."""
 
 
 class Estate:
@@ -59,7 +53,7 @@ class Estate:
         self.tables: dict[Tensor, Table] = {}
         self.closed = False
         self._ready = False
-        self._busy = _Busy()
+        self._busy = Busy()
         self.half_done = False
         self._mode = mode
         self._prefetch = prefetch
@@ -202,7 +196,7 @@ class Estate:
             table.store.flush()
 
     @property
-    def busy(self) -> _Busy:
+    def busy(self) -> Busy:
         """``with estate.busy:`` around whatever changes rows, journals or the commit.
 
         Another thread waits. A signal handler that interrupts the thread inside the block
@@ -210,9 +204,9 @@ class Estate:
         """
         return self._busy
 
-    def changing(self) -> _Changing:
+    def changing(self) -> Changing:
         """While rows and weights change. What ends this half way leaves nothing to go on with."""
-        return _Changing(self)
+        return Changing(self)
 
     def require_whole(self) -> None:
         """Raise when a step was ended half way."""
@@ -359,52 +353,3 @@ class Estate:
             table.store.mark(step=table.step, history=history, clean=True)
             if self._sync:
                 table.store.flush()
-
-
-class _Changing:
-    """A class, not a generator: this runs at every step."""
-
-    __slots__ = ("_estate",)
-
-    def __init__(self, estate: Estate) -> None:
-        self._estate = estate
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            self._estate.half_done = True
-
-
-class _Busy:
-    """A lock that the thread which holds it cannot take again, and nobody once it is ``over``."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner = 0
-        self.over = False
-        self.at_end: Callable[[], None] | None = None
-
-    def inside(self) -> bool:
-        """Whether this thread, in code that a signal interrupted, is in the block already."""
-        return self._owner == threading.get_ident()
-
-    def __enter__(self) -> None:
-        if self.inside():
-            raise RuntimeError(
-                "this DSA is in the middle of a step or a commit, which a signal handler "
-                "interrupted. Set a flag in the handler, and commit when the step is done"
-            )
-        self._lock.acquire()
-        if self.over:
-            self._lock.release()
-            raise ClosedError(CLOSED)
-        self._owner = threading.get_ident()
-
-    def __exit__(self, *exception: object) -> None:
-        self._owner = 0
-        self._lock.release()
-        if self.at_end is not None:
-            action, self.at_end = self.at_end, None
-            action()

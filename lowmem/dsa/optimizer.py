@@ -21,7 +21,8 @@ from torch.optim.optimizer import (
 )
 
 from lowmem.dsa import checkpoint, checks, dense, interrupts, states, transfer
-from lowmem.dsa.estate import CLOSED, Durability, Estate
+from lowmem.dsa.busy import CLOSED
+from lowmem.dsa.estate import Durability, Estate
 from lowmem.dsa.folder import Mode
 from lowmem.dsa.residency import Prefetch
 from lowmem.dsa.table import AdamScalars, Table, Touched, table_shape
