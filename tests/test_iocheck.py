@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lowmem import iocheck
-from lowmem.iocheck import IOReport, budget, cache, check, engines, timing
+from lowmem.iocheck import IOReport, budget, cache, check, engines, phases, timing
 from lowmem.iocheck.filesystem import file_system
 
 TABLE: dict[str, Any] = {"rows": 200_000, "dim": 32, "batch": 2_000}
@@ -30,7 +30,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> IOReport:
-    return iocheck(folder, **TABLE, seconds=3)
+    return iocheck(folder, **TABLE, seconds=5)
+
+
+@pytest.fixture(autouse=True)
+def short_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget too small to predict from shows the same phases."""
+    monkeypatch.setattr(check, "MIN_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -205,8 +211,8 @@ def test_the_advice_doubts_steps_beside_writing_where_it_rests_on_them(report: I
 def test_writing_that_could_not_be_measured_is_not_taken_for_none(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "waiting_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(check.SampleStore, "time_written_back", lambda *_: None)
+    monkeypatch.setattr(phases, "waiting_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(phases.SampleStore, "time_written_back", lambda *_: None)
     report = iocheck(empty, **TABLE, seconds=1, cache_bytes=100 << 20)
     assert report.dsa_hot is not None
     sure = replace(report, dsa_hot=replace(report.dsa_hot, steps=30, spread=0.01))
@@ -262,7 +268,7 @@ def test_any_other_error_leaves_nothing(empty: Path, monkeypatch: pytest.MonkeyP
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(check, "_measure_steps", fail)
+    monkeypatch.setattr(phases, "_measure_steps", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         iocheck(empty, **TABLE, seconds=1)
 
@@ -287,6 +293,14 @@ def test_any_other_error_leaves_nothing(empty: Path, monkeypatch: pytest.MonkeyP
 def test_bad_numbers_are_named(empty: Path, change: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=f"{next(iter(change))} is"):
         iocheck(empty, **{**TABLE, **change})
+
+
+def test_fewer_seconds_than_can_be_kept_are_refused(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"seconds is 4\.9; a check takes from 5 to 3600"):
+        iocheck(empty, **TABLE, seconds=4.9)
 
 
 def test_no_directory_and_a_file_instead_of_one(tmp_path: Path) -> None:
@@ -399,7 +413,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def test_the_command_writes_figures_and_picture(empty: Path, tmp_path_factory: Any) -> None:
     out = tmp_path_factory.mktemp("out")
-    process = start(empty, "--seconds", "1", "--json", "-", "--plot", str(out / "p.png"))
+    process = start(empty, "--seconds", "10", "--json", "-", "--plot", str(out / "p.png"))
     text, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert json.loads(text)["rows"] == 200_000
@@ -423,6 +437,13 @@ def test_a_stopped_command_prints_what_it_has_and_leaves_nothing(
     assert "stopped before its end" in text
     assert "sequential write" in text
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("seconds", ["3", "nan", "-1", "1e9"])
+def test_seconds_that_cannot_be_kept_are_refused(empty: Path, seconds: str) -> None:
+    text, errors = start(empty, f"--seconds={seconds}").communicate(timeout=120)
+    assert f"seconds is {seconds}" in errors.replace("1000000000.0", "1e9")
+    assert text == ""
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])

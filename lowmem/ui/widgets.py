@@ -92,7 +92,7 @@ class IOCheckWidget(_Widget):
             layout={"width": _WIDE},
         )  # fmt: skip
         self.seconds = ipywidgets.IntSlider(
-            value=10, min=2, max=60, description="Seconds", style=_LABEL, layout={"width": _WIDE}
+            value=10, min=10, max=60, description="Seconds", style=_LABEL, layout={"width": _WIDE}
         )
         self.run = ipywidgets.Button(
             description="Run", icon="play", button_style="primary", tooltip="Start the I/O check"

@@ -316,7 +316,8 @@ def test_a_failed_check_keeps_the_last_answer(check: Any, monkeypatch: pytest.Mo
 
 def test_a_real_check_fills_the_widget(tmp_path: Any) -> None:
     widget = io_check(str(tmp_path), rows="100k", dim=16)
-    widget.seconds.value = 2
+    widget.seconds.value = 2  # the slider goes no lower than the least
+    assert widget.seconds.value == 10
     widget.batch.value = "1k"
     widget.run.click()
     widget.task.wait(120)
