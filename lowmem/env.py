@@ -93,6 +93,64 @@ def _cgroup_value(v2_name: str, v1_name: str) -> int | None:
     return None
 
 
+# Where changed data comes to rest between the background threshold and the limit: writers are
+# slowed from the middle on, and meet the writing between that and three quarters.
+_AT_REST = 0.625
+
+
+def waiting_bytes() -> int | None:
+    """How much changed data waits to be written in a long run; ``None`` where nobody says.
+
+    Linux gives its two thresholds for this moment's memory in ``/proc/vmstat``.
+    """
+    counts = vmstat()
+    low, high = counts.get("nr_dirty_background_threshold"), counts.get("nr_dirty_threshold")
+    if not low or not high:
+        return None
+    return round(os.sysconf("SC_PAGE_SIZE") * _at_rest(low, high))
+
+
+def waiting_share(background: float = 0.1, limit: float = 0.2) -> float:
+    """The same as a share of the memory that pages can have.
+
+    ``background`` and ``limit`` are Linux's ``vm.dirty_background_ratio`` and
+    ``vm.dirty_ratio``, by default as the kernel comes.
+    """
+    return _at_rest(background, limit)
+
+
+def own_waiting_share() -> float:
+    """``waiting_share`` by this system's own settings, in so far as it tells them."""
+    memory = available_memory_bytes() or 1 << 62
+
+    def setting(name: str, usual: float) -> float:
+        try:
+            fixed = _setting(f"{name}_bytes")
+            return fixed / memory if fixed else _setting(f"{name}_ratio") / 100
+        except (OSError, ValueError):
+            return usual
+
+    return min(1.0, waiting_share(setting("dirty_background", 0.1), setting("dirty", 0.2)))
+
+
+def vmstat() -> dict[str, int]:
+    """The system's counts of pages, by Linux's names; empty where there are none."""
+    try:
+        with open("/proc/vmstat") as file:
+            return {name: int(value) for name, value in (line.split() for line in file)}
+    except (OSError, ValueError):
+        return {}
+
+
+def _at_rest(background: float, limit: float) -> float:
+    return background + _AT_REST * max(0.0, limit - background)
+
+
+def _setting(name: str) -> int:
+    with open(f"/proc/sys/vm/{name}") as file:
+        return int(file.read())
+
+
 def cpu_name() -> str:
     """The processor's own name, as people quote it."""
     try:

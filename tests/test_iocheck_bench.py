@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lowmem.iocheck.writeback import waiting_bytes
+from lowmem.env import waiting_bytes
 
 pytestmark = pytest.mark.slow
 

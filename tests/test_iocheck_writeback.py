@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowmem.iocheck import writeback
 from lowmem.iocheck.patterns import PAGE, Access, TableAccess, draw_ids
 from lowmem.iocheck.predict import predict
 from lowmem.iocheck.timing import StepCost
-from lowmem.iocheck.writeback import Writer, dirtied_pages, waiting_bytes
+from lowmem.iocheck.writeback import Writer, dirtied_pages
 
 ROW_BYTES = 1024
 
@@ -104,11 +103,3 @@ def test_a_system_without_the_call_is_told_apart(
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     with open(tmp_path / "file", "wb+") as file:
         assert not Writer(file.fileno(), PAGE, 60).able
-
-
-def test_the_system_says_how_much_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {"nr_dirty_background_threshold": 1_000, "nr_dirty_threshold": 2_000}
-    monkeypatch.setattr(writeback, "_vmstat", lambda: counts)
-    assert waiting_bytes() == 1_625 * PAGE
-    monkeypatch.setattr(writeback, "_vmstat", dict)
-    assert waiting_bytes() is None

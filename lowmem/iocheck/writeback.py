@@ -27,12 +27,11 @@ from typing import Any
 
 import numpy as np
 
+from lowmem import env
+
 from .patterns import PAGE, TableAccess
 
 _WRITE_BACK_EVERY_S = 30.0  # Linux: vm.dirty_expire_centisecs
-# Where the amount comes to rest between the background threshold and the limit: writers are
-# slowed from the middle on, and meet the writing between that and three quarters.
-_AT_REST = 0.625
 _CHUNK = 1 << 20
 _RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE: start it and do not wait for its end
 _POLL_S = 5e-4
@@ -62,18 +61,6 @@ def _waiting_share(table: TableAccess, ids: float) -> float:
     at = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 60)])
     touched = np.array([1.0 - table.untouched_pages(ids * part) for part in at])
     return float((touched[1:] + touched[:-1]) / 2 @ np.diff(at))
-
-
-def waiting_bytes() -> int | None:
-    """How much changed data waits to be written in a long run; ``None`` where nobody says.
-
-    Linux gives its two thresholds for this moment's memory in ``/proc/vmstat``.
-    """
-    counts = _vmstat()
-    low, high = counts.get("nr_dirty_background_threshold"), counts.get("nr_dirty_threshold")
-    if not low or not high:
-        return None
-    return round(PAGE * (low + _AT_REST * max(0, high - low)))
 
 
 def write_back_period_s() -> float:
@@ -110,7 +97,7 @@ class Writer:
         with contextlib.suppress(OSError, AttributeError, TypeError):
             self._call = ctypes.CDLL(None, use_errno=True).sync_file_range
             self._call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-        self._begin = _vmstat().get("nr_written", -1)
+        self._begin = env.vmstat().get("nr_written", -1)
         self.able = self._call is not None and self._begin >= 0
 
     def __enter__(self) -> Writer:
@@ -124,7 +111,7 @@ class Writer:
     @property
     def written(self) -> int:
         """Pages written since the beginning, by everybody on this system."""
-        return _vmstat().get("nr_written", 0) - self._begin
+        return env.vmstat().get("nr_written", 0) - self._begin
 
     def grant(self, pages: float) -> None:
         """Let so many more pages be written."""
@@ -146,11 +133,3 @@ class Writer:
                     self._at = self._at + _CHUNK if self._at + _CHUNK < self._size else 0
         finally:
             os.close(self._file)
-
-
-def _vmstat() -> dict[str, int]:
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-        return {name: int(value) for name, value in (line.split() for line in lines)}
-    except (OSError, ValueError):
-        return {}

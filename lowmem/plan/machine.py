@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lowmem import env
@@ -25,6 +25,8 @@ class Machine:
         vram: memory of one GPU; 0 where there is none.
         disk: free bytes on a real disk.
         note: where the figures are from.
+        waiting_share: of the RAM that file pages can have, what the system lets wait to be
+            written in a long run; by default as Linux comes.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Machine:
     vram: int = 0
     disk: int = 0
     note: str = ""
+    waiting_share: float = field(default=env.waiting_share(), repr=False)
 
     def __post_init__(self) -> None:
         for resource in RESOURCES:
@@ -43,6 +46,8 @@ class Machine:
             object.__setattr__(self, resource, int(value))
         if self.ram == 0:
             raise ValueError("ram is 0 bytes; no process runs without RAM")
+        if not 0 <= self.waiting_share <= 1:
+            raise ValueError(f"waiting_share is {self.waiting_share}; it is from 0 to 1")
 
     @property
     def label(self) -> str:
@@ -119,6 +124,7 @@ def this_machine(directory: str | os.PathLike[str] = ".") -> Machine:
         vram=_free_vram(),
         disk=shutil.disk_usage(path).free,
         note=f"measured now, disk at {path.resolve()}",
+        waiting_share=env.own_waiting_share(),
     )
 
 

@@ -24,9 +24,6 @@ from lowmem.units import LARGEST_COUNT, parse_count
 
 PLACES = ("auto", "cpu", "cuda")
 _LARGEST_DIM = 1 << 20
-# Of the memory that pages may fill, what Linux lets wait to be written in a long run: its
-# thresholds are a tenth and a fifth, and writers come to rest between them.
-_MAY_WAIT = 0.16
 Costs = Callable[[str, int], Bytes]  # (choice, rows) -> bytes
 
 
@@ -107,7 +104,7 @@ def _table_plan(table: Table, machine: Machine, weights: str) -> Plan:
     by_name = {choice.name: choice for choice in choices}
     dsa = by_name["DSA"]
     page_cache = max(0, machine.ram - dsa.total("ram"))
-    may_wait = int(_MAY_WAIT * page_cache)
+    may_wait = int(machine.waiting_share * page_cache)
     # SparseAdam goes first where it fits, its moments are float32, and DSA is not known to be
     # faster: in VRAM, where it needs no traffic to the host, and where moments are so large
     # that DSA would wait for their writing.

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_ONLY_JUST = 0.9  # of the page cache: more than this is gone when anything else takes memory
+
+
 @dataclass(frozen=True)
 class Choice:
     """One optimizer: what it takes, and whether that is there.
@@ -163,11 +166,17 @@ class Plan:
         if self.recommended is None or self.recommended.name != "DSA":
             return ""
         uniform, zipf = self.cached_share["uniform"], self.cached_share["zipf"]
-        if uniform >= 1 and self.recommended.bytes["disk"]["moments"] <= (self.may_wait or 0):
+        moments, cache = self.recommended.bytes["disk"]["moments"], self.page_cache or 0
+        if uniform >= 1 and moments <= (self.may_wait or 0):
             return "Its moments fit in the page cache, so the disk's speed will hardly matter."
         if uniform >= 1:
+            only = (
+                f" only just ({short_bytes(moments)} of {short_bytes(cache)})"
+                if moments > _ONLY_JUST * cache
+                else ""
+            )
             return (
-                "Its moments fit in the page cache; where a run changes more than about "
+                f"Its moments fit in the page cache{only}; where a run changes more than about "
                 f"{short_bytes(self.may_wait or 0)} of them, it waits for the disk to write: run "
                 "lowmem iocheck."
             )
