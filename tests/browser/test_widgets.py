@@ -140,7 +140,7 @@ def test_an_io_check_runs_shows_progress_and_a_table_and_stops(page: Any, lab: L
 
 
 def test_an_error_is_a_sentence(page: Any, lab: Lab) -> None:
-    lab.write("error.ipynb", [CHECK.format(seconds=2)])
+    lab.write("error.ipynb", [CHECK.format(seconds=10)])
     open_notebook(page, lab, "error.ipynb")
     run_cell(page)
     page.get_by_label("Directory", exact=True).fill("/no/such/place")
@@ -163,7 +163,7 @@ def test_the_planner_answers_what_is_chosen(page: Any, lab: Lab) -> None:
     rows.fill("1M")
     rows.press("Tab")
     button(page, "Plan").click()
-    page.get_by_text("All fit here; take SparseAdam").first.wait_for()
+    page.get_by_text("All fit here. Take SparseAdam").first.wait_for()
     rows.fill("ten")
     rows.press("Tab")
     button(page, "Plan").click()
