@@ -226,6 +226,24 @@ def _stretch(
     return samples
 
 
+_UNSTEADY = 0.25  # of the median, half the interquartile range: a quiet machine has 0.02 to 0.1
+
+
+def unsteady(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence for those whose repeats lie far apart; none where they are alike."""
+    worst: dict[str, float] = {}
+    for row in rows:
+        if row.get("spread", 0.0) > _UNSTEADY:
+            worst[row["contender"]] = max(row["spread"], worst.get(row["contender"], 0.0))
+    if not worst:
+        return []
+    said = ", ".join(f"{name} (spread {spread:.0%})" for name, spread in worst.items())
+    return [
+        f"The repeats of {said} lie far apart: the machine was busy with something else, so run "
+        "it again for figures to rely on."
+    ]
+
+
 def close_all(contenders: Sequence[Contender]) -> None:
     """Close every contender, even if closing one fails; the first error is raised last."""
     errors = []

@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> Result:
     import torch
 
     from lowmem.bench import machine
-    from lowmem.bench.harness import time_interleaved
+    from lowmem.bench.harness import time_interleaved, unsteady
 
     for name in ("repeats", "layers", "threads"):
         given = getattr(args, name)
@@ -211,6 +211,7 @@ def run(args: argparse.Namespace) -> Result:
         timings = time_interleaved(contenders, repeats=repeats, warmup=1, label="slim")
         rows = _rows(model, contenders, timings, facts)
         rows.append(_snr(model, contenders, repeats))
+        notes += unsteady(rows)
         return Result("slim", args.command_line, facts, rows, COLUMNS, "step_s", notes)
     finally:
         torch.set_num_threads(before)

@@ -49,7 +49,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; 0 is success, 1 a failed check, 2 bad input, 130 Ctrl-C."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help()
+        return 0
+    args = parser.parse_args(argv)
     try:
         return args.run(args)
     except KeyboardInterrupt:

@@ -29,8 +29,8 @@ class _Listener(event.Listener):
             return
         self.told.add(optimizer)
         log.warning(
-            "lowmem compiles its kernels for %s, once per machine and version; this takes some "
-            "seconds",
+            "lowmem compiles its kernels for %s, once per machine and version; this takes up to "
+            "a minute",
             optimizer,
         )
 

@@ -31,7 +31,7 @@ def kernels(device: str) -> Any:
     if device not in _KERNELS:
         return None
     if device == "cpu":
-        logger.info("loading the CPU kernels; once per machine they are compiled, for some seconds")
+        logger.info("loading the CPU kernels; once per machine they are compiled")
     try:
         return importlib.import_module(_KERNELS[device])
     except ImportError as error:  # no triton, no numba

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from lowmem.bench.harness import Contender, Timing, check_equal, close_all, time_interleaved
+from lowmem.bench.harness import (
+    Contender,
+    Timing,
+    check_equal,
+    close_all,
+    time_interleaved,
+    unsteady,
+)
 
 
 def counting(name: str, log: list[str], **kwargs) -> Contender:
@@ -147,3 +154,13 @@ def test_every_contender_is_closed_even_if_one_fails() -> None:
 def test_stalls_are_the_time_beyond_twice_the_middle_step() -> None:
     assert Timing([[1.0, 1.0, 1.0], [1.0, 6.0]]).stall_share == 4.0 / 10.0
     assert Timing([[1.0, 1.9, 1.0]]).stall_share == 0.0
+
+
+def test_repeats_that_lie_far_apart_are_said() -> None:
+    even = Timing([[1.0], [1.1], [0.9], [1.0], [5.0]])  # one stall is no busy machine
+    wild = Timing([[1.0], [3.0], [2.0], [5.0], [0.5]])
+    rows = [{"contender": "even", **even.row()}, {"contender": "wild", **wild.row()}]
+    assert unsteady(rows[:1]) == []
+    [said] = unsteady(rows)
+    assert "wild (spread 50%)" in said
+    assert "even" not in said
