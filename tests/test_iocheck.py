@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> IOReport:
-    return iocheck(folder, **TABLE, seconds=5)
+    return iocheck(folder, **TABLE, seconds=8)
 
 
 @pytest.fixture(autouse=True)
@@ -299,8 +299,8 @@ def test_fewer_seconds_than_can_be_kept_are_refused(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"seconds is 4\.9; a check takes from 5 to 3600"):
-        iocheck(empty, **TABLE, seconds=4.9)
+    with pytest.raises(ValueError, match=r"seconds is 7\.9; a check takes from 8 to 3600"):
+        iocheck(empty, **TABLE, seconds=7.9)
 
 
 def test_no_directory_and_a_file_instead_of_one(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds < _LEAST_S:
         raise ValueError(
             f"--seconds is {args.seconds:g}; loading torch alone may take half of ten: give "
-            f"{_LEAST_S:g} or more (lowmem.iocheck() in a program that has it loaded takes 5)"
+            f"{_LEAST_S:g} or more (lowmem.iocheck() in a program that has it loaded takes 8)"
         )
     from tqdm.auto import tqdm
 

@@ -19,7 +19,7 @@ from .predict import predict
 from .report import IOReport
 
 # Less is too few steps to say anything from, and could not be kept.
-MIN_SECONDS = 5.0
+MIN_SECONDS = 8.0
 _PUNCTUAL = 1.2  # times the seconds that were asked for: more is late, and said
 _RESERVE_BYTES = 256 << 20  # memory that the page cache never gets: the system's own
 
@@ -48,7 +48,7 @@ def iocheck(
         rows: rows of the embedding table.
         dim: weights a row.
         batch: ids of one training step, duplicates included.
-        seconds: time budget for everything, at least 5 (default: 10). Measuring gets at least
+        seconds: time budget for everything, at least 8 (default: 10). Measuring gets at least
             four seconds of it, and a third; where compilation for the first time leaves less,
             it takes longer, and the report's notes say so.
         on_progress: called as ``on_progress(fraction, message)`` with a fraction of 0 to 1.
