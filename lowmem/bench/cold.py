@@ -14,6 +14,7 @@ until the limit is nearly reached; then come some untimed steps of its own.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -43,6 +44,8 @@ def under_limit(
     batches: Sequence[int],
     names: Sequence[str],
     seconds: float,
+    disk_seconds: float,
+    visits: tuple[int, int],
     limits: dict[str, float],
 ) -> Iterator[dict[str, Any]]:
     """Rows of the result from a child with ``limit`` bytes of memory; all there is, if None.
@@ -71,6 +74,8 @@ def under_limit(
                     "batches": list(batches),
                     "names": list(names),
                     "seconds": seconds,
+                    "disk_seconds": disk_seconds,
+                    "visits": visits,
                     "memory_limits": limits,
                 }
             )
@@ -164,6 +169,8 @@ def _child(spec: dict[str, Any]) -> None:
     param.data.fill_(0.01)  # touched here, so charged here
     sources = [Ids(name, rows) for name in spec["ids"]]
     load_code(spec["names"], folder, dim)
+    gc.collect()
+    gc.freeze()  # what was imported is no garbage, and takes long to look through
     if spec["group"]:
         enter(Path(spec["group"]))  # before the contenders: they look at how much memory there is
     ways = make_shared(spec["names"], param, folder)
@@ -174,9 +181,9 @@ def _child(spec: dict[str, Any]) -> None:
             stack.callback(way.close)
         fill_random(path, HEADER_BYTES, rows * dim * 8, "filling the state")
         evict_all(ways)
-        limits = {**spec["memory_limits"], **disk_limits(path)}
+        limits = {**spec["memory_limits"], **disk_limits(path, spec["disk_seconds"])}
         device = Device(folder)
-        visits, turns = 2, 3
+        visits, turns = spec["visits"]
         total = len(sources) * len(spec["batches"]) * len(ways) * visits
         bar = stack.enter_context(
             tqdm(total=total, desc="cold, memory limited", unit="visit", leave=False)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ def run(args: argparse.Namespace) -> Result:
         settings.names, said = regimes.equal(settings.names, folder, settings.dims[0])
         settings.notes += said
         found: list[dict[str, Any]] = []
+        # What was imported is no garbage: looking through it takes a fifth of a second, often.
+        gc.collect()
+        gc.freeze()
         try:
             for row in _measure(settings, folder, limits):
                 found.append(row)
@@ -56,6 +60,8 @@ def run(args: argparse.Namespace) -> Result:
             if not found:
                 raise
             settings.notes.append("Stopped before the end: what had been measured is here.")
+        finally:
+            gc.unfreeze()
     facts |= {key: value for key, value in limits.items() if "iops" in key}
     # The memmap ways wait for the disk at most steps, and are uneven on a quiet machine, too.
     ours = [row for row in found if row.get("contender") in (NAMES["sparse-adam"], NAMES["dsa"])]
@@ -118,6 +124,7 @@ def _one_table(
                         ids=ids,
                         batch=batch,
                         repeats=settings.repeats,
+                        passes=settings.passes,
                         **common,
                     )
     if "durability" in settings.regimes and "dsa" in names:
@@ -141,6 +148,7 @@ def _one_table(
                 ids=settings.few_ids,
                 batches=settings.cold_batches,
                 seconds=settings.seconds,
+                disk_seconds=settings.disk_seconds,
                 **common,
             )
 
@@ -203,5 +211,7 @@ def _cold(settings: Settings, folder: Path, limits: dict[str, float]) -> Iterato
                 batches=settings.cold_batches,
                 names=settings.names,
                 seconds=3 * settings.seconds,
+                disk_seconds=settings.disk_seconds,
+                visits=settings.visits,
                 limits=limits,
             )

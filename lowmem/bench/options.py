@@ -69,6 +69,9 @@ class Settings:
     """What a run measures, with the defaults of quick, ordinary and full runs filled in.
 
     ``few_ids`` are the kinds of ids for the regimes of which a quick run shows one.
+    ``passes`` is how often a fresh run's ids would go through the table.
+    ``disk_seconds`` is for each of the disk's limits; ``visits`` says how often a contender is
+    made ready under the memory limit, and how many turns it has then.
     """
 
     regimes: list[str]
@@ -85,8 +88,11 @@ class Settings:
     cold_batches: list[int]
     limit: int
     seconds: float
+    disk_seconds: float
+    visits: tuple[int, int]
     few_ids: list[str]
     repeats: int
+    passes: float
     cycle: int
     cycles: int
     notes: list[str] = field(default_factory=list)
@@ -125,7 +131,10 @@ class Settings:
             cold_batches=pick(args.cold_batch, [1024], [8192], grid),
             limit=int((args.limit or (0.15 if quick else 4)) * (1 << 30)),
             seconds=pick(args.seconds, 0.03, 0.4, 0.5),
+            disk_seconds=0.3 if quick else 1.0,
+            visits=(1, 5) if quick else (2, 3),
             repeats=5,
+            passes=0.8 if quick else 1.5,
             cycle=50 if quick else 1000,
             cycles=3 if quick else 5,
         )

@@ -100,8 +100,8 @@ def fresh(
     ids: str,
     batch: int,
     limits: dict[str, float],
-    repeats: int = 5,
-    passes: float = 1.5,
+    repeats: int,
+    passes: float,
 ) -> Rows:
     """From the first step on: no page of the state has been touched before.
 
@@ -173,6 +173,7 @@ def dropped(
     ids: Sequence[str],
     batches: Sequence[int],
     seconds: float,
+    disk_seconds: float,
     limits: dict[str, float],
 ) -> Rows:
     """The state's file is written back and dropped from memory before each step."""
@@ -185,7 +186,7 @@ def dropped(
         path = next(way for way in ways if isinstance(way, Disk)).store.path
         fill_random(path, HEADER_BYTES, rows * dim * 8, "filling the state")
         evict_all(ways)
-        limits.update(disk_limits(path))
+        limits.update(disk_limits(path, disk_seconds))
         yield from meet(
             ways,
             folder,

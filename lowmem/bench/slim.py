@@ -102,9 +102,13 @@ def _made(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _imported(package: str, name: str, parameters: Any, arguments: dict[str, Any]) -> Any:
-    # adam-mini prints a line for each parameter; the table is what a person is to see.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with _quiet():
         return getattr(importlib.import_module(package), name)(parameters, **arguments)
+
+
+def _quiet() -> contextlib.AbstractContextManager[Any]:
+    """adam-mini prints lines for each parameter; the table is what a person is to see."""
+    return contextlib.redirect_stdout(io.StringIO())
 
 
 class _Reference:
@@ -226,7 +230,8 @@ def _contenders(model: nn.Module, names: set[str], notes: list[str]) -> Iterator
         try:
             optimizer = make()
             began = time.perf_counter()
-            optimizer.step()
+            with _quiet():
+                optimizer.step()
             first = time.perf_counter() - began
             peak = _peak_of(optimizer.step)
         except Exception as error:

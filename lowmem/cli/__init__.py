@@ -7,10 +7,13 @@ that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import _thread
 import argparse
+import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 COMMANDS = ("demo", "plan", "iocheck", "rules", "bench", "store")
 
@@ -47,6 +50,29 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def _no_lost_interrupt() -> Iterator[None]:
+    """Raise Ctrl-C again where Python drops it: in a destructor, or in a callback from C.
+
+    While numba compiles or loads a kernel, LLVM calls back all the time, and what is raised
+    in there is printed and forgotten.
+    """
+    before = sys.unraisablehook
+
+    def hook(lost: sys.UnraisableHookArgs) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            # Not from in here, where it would be dropped as well.
+            threading.Timer(0.05, _thread.interrupt_main).start()
+        else:
+            before(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; 0 is success, 1 a failed check, 2 bad input, 130 Ctrl-C."""
     parser = build_parser()
@@ -55,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     args = parser.parse_args(argv)
     try:
-        return args.run(args)
+        with _no_lost_interrupt():
+            return args.run(args)
     except KeyboardInterrupt:
         print("\nlowmem: stopped", file=sys.stderr)
         return 130

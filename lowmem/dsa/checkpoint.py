@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lowmem.dsa import checks, commits, interrupts
+from lowmem import interrupts
+from lowmem.dsa import checks, commits
 from lowmem.dsa.estate import Estate
 from lowmem.dsa.states import plain
 

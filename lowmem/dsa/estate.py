@@ -17,7 +17,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from lowmem.dsa import commits, interrupts, recovery, transfer
+from lowmem import interrupts
+from lowmem.dsa import commits, recovery, transfer
 from lowmem.dsa.busy import Busy, Changing, ClosedError
 from lowmem.dsa.commits import Commit, Point
 from lowmem.dsa.folder import Mode, StoreFolder

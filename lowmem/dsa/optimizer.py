@@ -20,7 +20,8 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-from lowmem.dsa import checkpoint, checks, dense, interrupts, states, transfer
+from lowmem import interrupts
+from lowmem.dsa import checkpoint, checks, dense, states, transfer
 from lowmem.dsa.busy import CLOSED
 from lowmem.dsa.estate import Durability, Estate
 from lowmem.dsa.folder import Mode

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from lowmem.dsa import interrupts
+from lowmem import interrupts
 from lowmem.dsa.header import (
     HEADER_BYTES,
     SLOT_BYTES,

@@ -102,3 +102,32 @@ def test_only_our_kernels_and_only_once_an_optimizer(tmp_path: Path) -> None:
         "WARNING lowmem compiles its kernels for SlimAdamW, once per machine and version; this "
         "takes up to a minute",
     ]
+
+
+_CTRL_C = """
+import signal, sys
+import numba
+import lowmem.kernels
+from numba.core import event
+
+class Press(event.Listener):
+    def on_start(self, started): signal.raise_signal(signal.SIGINT)
+    def on_end(self, ended): pass
+
+names = {"numba": numba, "__name__": sys.argv[1]}
+exec("@numba.njit\\ndef one(a): return a + 1\\ndef call(a): return one(a)", names)
+with event.install_listener("numba:compile", Press()):
+    try:
+        names["call"](1)
+    except KeyboardInterrupt:
+        print("stopped with", len(names["one"].signatures))
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, names["call"](1))
+"""
+
+
+@pytest.mark.parametrize(("module", "ready"), [("lowmem.made_up", 1), ("somebody's", 0)])
+def test_ctrl_c_waits_for_a_kernel_of_ours(module: str, ready: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _CTRL_C, module], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines() == [f"stopped with {ready}", "True 2"], done.stderr
