@@ -28,7 +28,7 @@ _TABLE_OPTIMIZERS = {
     "Adam": "torch.optim.Adam(table.parameters(), lr=1e-3, fused=True)",
     "SparseAdam": "torch.optim.SparseAdam(table.parameters(), lr=1e-3)",
     "DSA": (
-        "DSA(table.parameters(), lr=1e-3)  # directory=PATH keeps the moments on disk after close()"
+        "DSA(table.parameters(), lr=1e-3)  # directory=PATH keeps the store"
     ),
 }
 
