@@ -143,7 +143,9 @@ def vmstat() -> dict[str, int]:
 
 
 def _at_rest(background: float, limit: float) -> float:
-    return background + _AT_REST * max(0.0, limit - background)
+    if background >= limit:
+        background = limit / 2  # Linux's own rule
+    return background + _AT_REST * (limit - background)
 
 
 def _setting(name: str) -> int:

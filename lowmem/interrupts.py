@@ -41,3 +41,5 @@ class whole:
         _set(_SIGINT, before)
         if self._pending and callable(before):
             before(_SIGINT, self._pending[-1])
+        elif self._pending and before == signal.SIG_DFL:
+            signal.raise_signal(_SIGINT)  # the process ends, as it would have ended before

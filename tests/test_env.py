@@ -28,6 +28,10 @@ def test_the_system_says_how_much_may_wait(monkeypatch: pytest.MonkeyPatch) -> N
         ({"dirty_background_bytes": 10**9, "dirty_bytes": 2 * 10**9}, 0.1625),
         ({"dirty_background_ratio": 10, "dirty_bytes": 2 * 10**9}, 0.1625),
         ({"dirty_background_bytes": 10**12, "dirty_bytes": 2 * 10**12}, 1.0),
+        # Linux: a background that is not below the limit is half of it.
+        ({"dirty_background_ratio": 10, "dirty_bytes": 10**8}, 0.008125),
+        ({"dirty_background_ratio": 50, "dirty_ratio": 20}, 0.1625),
+        ({"dirty_background_ratio": 20, "dirty_ratio": 20}, 0.1625),
     ],
 )
 def test_the_share_follows_the_settings(

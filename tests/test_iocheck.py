@@ -19,6 +19,7 @@ import pytest
 from lowmem import iocheck
 from lowmem.iocheck import IOReport, budget, cache, check, engines, phases, timing
 from lowmem.iocheck.filesystem import file_system
+from lowmem.kernels import notice
 
 TABLE: dict[str, Any] = {"rows": 200_000, "dim": 32, "batch": 2_000}
 
@@ -151,7 +152,10 @@ def test_preparation_leaves_time_to_measure_in(
     assert enough.remaining >= 4.0 - 1e-9
 
 
-def test_a_check_that_takes_longer_says_why_and_what_to_ask_for(empty: Path) -> None:
+def test_a_check_that_takes_longer_says_why_and_what_to_ask_for(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notice, "compiled", lambda: False)
     began = time.perf_counter() - 100  # as if torch had taken so long to import
     report = iocheck(empty, **TABLE, seconds=1, began=began)
     [note] = [note for note in report.warnings if "not 1:" in note]
@@ -159,6 +163,17 @@ def test_a_check_that_takes_longer_says_why_and_what_to_ask_for(empty: Path) -> 
     asked = int(note.split("ask for at least ")[1].split()[0])
     assert 150 < asked < 1000
     assert f"Note: {note}" in report.text()
+
+
+def test_a_check_that_compiled_does_not_ask_for_more_seconds(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([False, True])
+    monkeypatch.setattr(notice, "compiled", lambda: next(answers))
+    report = iocheck(empty, **TABLE, seconds=1, began=time.perf_counter() - 100)
+    [note] = [note for note in report.warnings if "not 1:" in note]
+    assert "kernels were compiled, which happens once" in note
+    assert "ask for" not in note
 
 
 def test_no_time_left_is_time_for_a_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +403,7 @@ def test_folders_of_killed_checks_are_swept(tmp_path: Path) -> None:
         {"rows": 3, "dim": 513, "batch": 50_000, "access": "zipf"},
         {"rows": 10**12, "dim": 100, "batch": 1_000, "access": "zipf"},
         {"rows": 5_000, "dim": 100_000, "batch": 10},
+        {"rows": 5_000, "dim": 100_000, "batch": 100_000},  # a gradient of 40 GB, were it made
     ],
 )
 def test_extreme_tables(empty: Path, table: dict[str, Any]) -> None:

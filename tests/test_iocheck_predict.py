@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowmem.iocheck.batches import Batches
+from lowmem.iocheck.batches import Batches, _scattered, most_ids, random_grads
 from lowmem.iocheck.check import _page_cache
 from lowmem.iocheck.filesystem import FileSystem, Kind
 from lowmem.iocheck.patterns import Access, draw_ids
@@ -90,6 +90,21 @@ def test_batches_repeat_ids_as_the_table_does(access: Access, window: int) -> No
     often = [np.bincount(part, minlength=window).argmax() for part in ids]
     assert access == "uniform" or len(set(often)) == 1  # the same row comes up most each time
     assert batches.grads(0).shape == (4096, 4)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4_194_304, 4_194_305, 5_000_000])
+def test_every_row_of_a_window_has_one_place(window: int) -> None:
+    places = _scattered(window, np.random.default_rng(0))
+    assert np.array_equal(np.sort(places), np.arange(window))
+
+
+def test_a_batch_of_wide_rows_has_fewer_ids() -> None:
+    assert most_ids(100_000, 128) == 100_000
+    assert most_ids(1 << 20, 128) == 1 << 17
+    assert 4 * 100_000 * most_ids(10**6, 100_000) <= 256 << 20
+    assert most_ids(10, 1 << 40) == 1
+    for count, dim in ((3, 5), (1 << 17, 128), (7, 5_000_000)):
+        assert random_grads(count, dim).shape == (count, dim)
 
 
 def report(kind: Kind = "disk", cache: float = 2 * STORE, free: float = 1e12) -> IOReport:

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> Result:
         settings.names, said = regimes.equal(settings.names, folder, settings.dims[0])
         settings.notes += said
         found: list[dict[str, Any]] = []
+        stopped = False
         # What was imported is no garbage: looking through it takes a fifth of a second, often.
         gc.collect()
         gc.freeze()
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> Result:
         except KeyboardInterrupt:
             if not found:
                 raise
+            stopped = True
             settings.notes.append("Stopped before the end: what had been measured is here.")
         finally:
             gc.unfreeze()
@@ -66,7 +68,10 @@ def run(args: argparse.Namespace) -> Result:
     # The memmap ways wait for the disk at most steps, and are uneven on a quiet machine, too.
     ours = [row for row in found if row.get("contender") in (NAMES["sparse-adam"], NAMES["dsa"])]
     notes = [*summary(found), *unsteady(ours), *settings.notes]
-    return Result("dsa", args.command_line, facts, found, COLUMNS, main="rows_per_s", notes=notes)
+    return Result(
+        "dsa", args.command_line, facts, found, COLUMNS, main="rows_per_s", notes=notes,
+        stopped=stopped,
+    )  # fmt: skip
 
 
 def _measure(

@@ -43,6 +43,7 @@ class Result:
         main: Key of the figure that the picture shows.
         notes: Sentences: who was left out and why, what was not available.
         plot_png: A picture that the benchmark drew itself, instead of the bars; not stored.
+        stopped: Ctrl-C ended it, and these are the figures until then; not stored.
     """
 
     benchmark: str
@@ -53,6 +54,7 @@ class Result:
     main: str = "step_s"
     notes: list[str] = field(default_factory=list)
     plot_png: bytes | None = field(default=None, repr=False)
+    stopped: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -58,11 +58,13 @@ def _no_lost_interrupt() -> Iterator[None]:
     in there is printed and forgotten.
     """
     before = sys.unraisablehook
+    timers: list[threading.Timer] = []
 
     def hook(lost: sys.UnraisableHookArgs) -> None:
         if issubclass(lost.exc_type, KeyboardInterrupt):
             # Not from in here, where it would be dropped as well.
-            threading.Timer(0.05, _thread.interrupt_main).start()
+            timers.append(threading.Timer(0.05, _thread.interrupt_main))
+            timers[-1].start()
         else:
             before(lost)
 
@@ -71,6 +73,9 @@ def _no_lost_interrupt() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()  # too late: what was to be stopped has ended
+            timer.join()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     args = parser.parse_args(argv)
+    args.given = list(sys.argv[1:] if argv is None else argv)
     try:
         with _no_lost_interrupt():
             return args.run(args)

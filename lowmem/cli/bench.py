@@ -25,6 +25,7 @@ WORKLOADS = {
     "slim": "SlimAdamW against AdamW and its kin",
     "quality": "final loss with and without averaging",
 }
+STOPPED = 130  # the exit status after Ctrl-C, as shells have it
 # What fits into a minute when all three share it; each on its own shows more.
 _SHARED_MINUTE = {
     "dsa": ["--regimes", "hot,fresh,cold-dropped"],
@@ -53,11 +54,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     for name, text in WORKLOADS.items():
         subparser = commands.add_parser(
-            name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            help=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # a result holds the command as it was given, less the paths
         )
         _common(subparser)
         subparser.workload = name
-    _common(commands.add_parser("all", help="all of them, one after the other"))
+    _common(commands.add_parser("all", help="all of them, one after the other", allow_abbrev=False))
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -102,13 +106,17 @@ def run(args: argparse.Namespace) -> int:
         parser = argparse.ArgumentParser()
         _common(parser)
         module.configure(parser)
-        one = parser.parse_args(["--quick", *_SHARED_MINUTE[name]] if args.quick else [])
+        words = ["--quick", *_SHARED_MINUTE[name]] if args.quick else []
+        one = parser.parse_args(words)
+        one.given = ["bench", name, *words]
         one.directory, one.benchmark = args.directory, name
         one.json = _per_benchmark(args.json, name)
         one.plot = _per_benchmark(args.plot, name)
         print(f"== {command_line(one)}")
         status = max(status, _run_one(name, one))
         print()
+        if status == STOPPED:
+            break
     return status
 
 
@@ -116,12 +124,8 @@ def command_line(args: argparse.Namespace) -> str:
     """The command that was given, without the folders and files of this machine."""
     hidden = {"--json", "--plot", "--directory"}
     words: list[str] = []
-    given = sys.argv[1:]
-    if args.benchmark not in given:  # one part of `all`, or called from Python
-        quick = ["--quick", *(_SHARED_MINUTE[args.benchmark] if "all" in given else [])]
-        given = ["bench", args.benchmark, *(quick if args.quick else [])]
     skip = False
-    for word in given:
+    for word in args.given:
         if skip:
             skip = False
         elif word in hidden:
@@ -144,4 +148,4 @@ def _run_one(name: str, args: argparse.Namespace) -> int:
     if args.plot is not None:
         result.plot(args.plot)
         print(f"wrote {args.plot}")
-    return 0
+    return STOPPED if result.stopped else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,15 @@ _ALL_IDS = 1 << 20  # of all batches: fewer would stay in a processor's cache
 _MOST = 128
 _GRADIENTS = 4
 _GRADIENT_BYTES = 128 << 20
+_MOST_GRADIENT_BYTES = 256 << 20  # of one batch
+_SHUFFLED = 1 << 22  # rows; to shuffle more takes seconds
+_OWN_NUMBERS = 1 << 22
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+def most_ids(batch: int, dim: int) -> int:
+    """Ids of the batches that are timed, where all of ``batch`` would take too much memory."""
+    return max(1, min(batch, MAX_IDS, _MOST_GRADIENT_BYTES // (4 * dim)))
 
 
 class Batches:
@@ -37,8 +48,8 @@ class Batches:
         rng: np.random.Generator,
         grads: torch.Tensor | None = None,
     ) -> None:
-        count = min(batch, MAX_IDS)
-        place = rng.permutation(window)
+        count = most_ids(batch, dim)
+        place = _scattered(window, rng)
         self._ids = [
             _laid(draw_ids(table_rows, count, access, rng), place, access, rng)
             for _ in range(max(4, min(_MOST, _ALL_IDS // count)))
@@ -63,6 +74,20 @@ class Batches:
         return self._copies[number % len(self._copies)]
 
 
+def _scattered(window: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """The rows of a window in an order in which neighbours lie far apart."""
+    if window <= _SHUFFLED:
+        return rng.permutation(window)
+    stride = int(_GOLDEN * window)
+    while math.gcd(stride, window) > 1:
+        stride += 1
+    places = np.arange(window, dtype=np.int64)
+    places *= stride
+    places += int(rng.integers(window))
+    places %= window
+    return places
+
+
 def _laid(
     ids: NDArray[np.int64], place: NDArray[np.int64], access: Access, rng: np.random.Generator
 ) -> NDArray[np.int64]:
@@ -79,7 +104,10 @@ def _laid(
 
 
 def random_grads(count: int, dim: int) -> torch.Tensor:
-    return torch.rand(count, dim).sub_(0.5)
+    """Gradients of ``(count, dim)``; from some millions of numbers on they repeat."""
+    own = max(1, min(count, _OWN_NUMBERS // dim))
+    grads = torch.rand(own, dim).sub_(0.5)
+    return grads if own == count else grads.repeat(-(-count // own), 1)[:count]
 
 
 def count_pages(ids: torch.Tensor, row_bytes: int) -> int:

@@ -16,7 +16,7 @@ import torch
 
 from lowmem.dsa.store import HUGE_SHARE
 
-from .batches import MAX_IDS, Batches, count_pages, random_grads
+from .batches import Batches, count_pages, most_ids, random_grads
 from .patterns import PAGE, Access, TableAccess
 from .timing import StepCost, time_steps, typical
 from .writeback import Writer, dirtied_pages
@@ -108,7 +108,7 @@ class SampleStore:
         begin = time.perf_counter()
         window = min(self.usable_rows, table_rows, max(1, HOT_BYTES // self.row_bytes))
         window = self._preload(window, 0.45 * seconds)
-        grads = random_grads(min(batch, MAX_IDS), self.dim)
+        grads = random_grads(most_ids(batch, self.dim), self.dim)
         chunk = max(1, min(window, len(grads)))
         warm = 0
         while warm < window:
@@ -208,7 +208,8 @@ class SampleStore:
         pages_per_row = max(1.0, self.row_bytes / PAGE)
         most = max(64.0, max(density, _MIN_DENSITY) * rows * self.row_bytes / PAGE)
         affordable = seconds / 3 / page_s
-        count = max(1, int(min(distinct, rows, MAX_IDS, most, affordable) / pages_per_row))
+        count = max(1, int(min(distinct, rows, most, affordable) / pages_per_row))
+        count = most_ids(count, self.dim)
         grads = random_grads(count, self.dim)
         times: list[float] = []
         flushes: list[float] = []

@@ -1,4 +1,4 @@
-"""While numba compiles or loads our kernels: one line that says so, and no lost Ctrl-C.
+"""While numba compiles our kernels: one line that says so, and no lost Ctrl-C.
 
 Compiling takes seconds to a minute. The line comes once for a machine and a version:
 afterwards the kernels are in numba's cache. Whether they are is asked of numba, which knows,
@@ -9,7 +9,6 @@ source.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from typing import Any
 
@@ -44,47 +43,34 @@ class _Listener(event.Listener):
 
 
 class _Shield(event.Listener):
-    """Holds Ctrl-C back until a kernel is ready, and raises it then.
+    """Holds Ctrl-C back while numba compiles one of our kernels, and raises it then.
 
     LLVM calls back into Python, from where no exception comes out: it would be printed and
     forgotten, and the kernel that was to be noted there be missing.
     """
 
     def __init__(self) -> None:
-        self._depth = 0
-        self._held: interrupts.whole | None = None
+        # One entry a compilation, since one kernel calls another; numba ends what it started.
+        self._held: list[tuple[Any, interrupts.whole]] = []
 
     def on_start(self, started: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # where no Ctrl-C arrives
-        self._depth += 1
-        if self._depth == 1 and _for_us():
-            self._held = interrupts.whole()
-            self._held.__enter__()
+        if started.data["dispatcher"].py_func.__module__.startswith("lowmem."):
+            held = interrupts.whole()
+            self._held.append((started.data, held))
+            held.__enter__()
 
     def on_end(self, ended: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        self._depth -= 1
-        if self._depth == 0 and self._held is not None:
-            held, self._held = self._held, None
-            held.__exit__()
-
-
-def _for_us() -> bool:
-    """Whether what numba is about to do was asked for by this package."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.startswith("lowmem.") and name != __name__:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+        if self._held and self._held[-1][0] is ended.data:
+            self._held.pop()[1].__exit__()
 
 
 _listener = _Listener()
 event.register("numba:compile", _listener)
-event.register("numba:compiler_lock", _Shield())
+event.register("numba:compile", _Shield())
 
 
 def announce(module: str, optimizer: str) -> None:
@@ -94,3 +80,8 @@ def announce(module: str, optimizer: str) -> None:
     take a moment.
     """
     _listener.optimizers[module] = optimizer
+
+
+def compiled() -> bool:
+    """Whether a kernel that every step needs was compiled in this process, not loaded."""
+    return bool(_listener.told)

@@ -27,9 +27,7 @@ for step in range(3):  # your loop
 _TABLE_OPTIMIZERS = {
     "Adam": "torch.optim.Adam(table.parameters(), lr=1e-3, fused=True)",
     "SparseAdam": "torch.optim.SparseAdam(table.parameters(), lr=1e-3)",
-    "DSA": (
-        "DSA(table.parameters(), lr=1e-3)  # directory=PATH keeps the store"
-    ),
+    "DSA": ("DSA(table.parameters(), lr=1e-3)  # directory=PATH keeps the store"),
 }
 
 _DENSE = """\

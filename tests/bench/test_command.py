@@ -55,13 +55,49 @@ def test_all_runs_every_workload_with_its_own_defaults_and_files(
     ]
 
 
-def test_the_recorded_command_has_no_folder_of_this_machine(
-    workload: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recorded_command_has_no_folder_of_this_machine(workload: list, tmp_path: Path) -> None:
     words = ["bench", "slim", "--directory", str(tmp_path), "--size", "3", f"--json={tmp_path}/r"]
-    monkeypatch.setattr(sys, "argv", ["lowmem", *words])
     assert main(words) == 0
     assert workload[0].command_line == "lowmem bench slim --size 3"
+
+
+def test_the_recorded_command_is_what_was_run(workload: list, tmp_path: Path) -> None:
+    folder = tmp_path / "dsa"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "_SHARED_MINUTE", {"dsa": [], "slim": ["--size", "2"], "quality": []})
+        assert main(["bench", "all", "--quick", "--directory", str(folder)]) == 0
+    assert [args.command_line for args in workload] == [
+        "lowmem bench dsa --quick",
+        "lowmem bench slim --quick --size 2",
+        "lowmem bench quality --quick",
+    ]
+    assert [args.size for args in workload] == [7, 2, 7]
+
+
+def test_an_option_cut_short_is_refused(workload: list, tmp_path: Path) -> None:
+    """Its path would stand in the recorded command."""
+    with pytest.raises(SystemExit):
+        main(["bench", "slim", "--js", str(tmp_path / "r")])
+    assert workload == []
+
+
+def test_ctrl_c_in_one_ends_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun = []
+
+    def run(args):
+        begun.append(args.benchmark)
+        rows = [{"contender": "a", "workload": "w", "step_s": 1.0}]
+        columns = [Column("step_s", "step", "s")]
+        return Result("dsa", args.command_line, {}, rows, columns, stopped=True)
+
+    monkeypatch.setattr(bench, "_module", lambda name: module)
+    module = ModuleType("made_up")
+    module.configure, module.run = lambda parser: parser.add_argument("--seeds"), run
+    monkeypatch.setattr(bench, "_SHARED_MINUTE", {key: [] for key in bench.WORKLOADS})
+    assert main(["bench", "all", "--quick", "--json", str(tmp_path / "r.json")]) == 130
+    assert begun == ["dsa"]
+    assert [path.name for path in tmp_path.iterdir()] == ["r-dsa.json"]
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot", "--directory"])

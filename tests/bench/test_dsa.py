@@ -429,7 +429,7 @@ def test_a_stopped_run_keeps_what_was_measured(
 
     monkeypatch.setattr(regimes, "fresh", stop)
     words = ["--quick", "--regimes", "hot,fresh", *TINY, "--directory", str(tmp_path)]
-    assert main(["bench", "dsa", *words, "--contenders", "sparse-adam,dsa"]) == 0
+    assert main(["bench", "dsa", *words, "--contenders", "sparse-adam,dsa"]) == 130
     assert "hot: DSA is" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,56 @@ def test_ctrl_c_waits_for_a_kernel_of_ours(module: str, ready: int, tmp_path: Pa
         [sys.executable, "-c", _CTRL_C, module], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.stdout.splitlines() == [f"stopped with {ready}", "True 2"], done.stderr
+
+
+def test_an_error_while_numba_waits_leaves_the_handler_alone(tmp_path: Path) -> None:
+    code = """
+import signal, threading
+import numba
+from numba.core.compiler_lock import global_compiler_lock
+import lowmem.kernels
+
+def ring(*_):
+    raise TimeoutError
+
+names = {"numba": numba, "__name__": "lowmem.made_up"}
+exec("@numba.njit\\ndef one(a): return a + 1", names)
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with global_compiler_lock:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    names["one"](1)
+except TimeoutError:
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+done.set()
+print(names["one"](1))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    assert done.stdout.splitlines() == ["True", "2"], done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_process_that_ctrl_c_ends_at_once_still_ends(tmp_path: Path) -> None:
+    code = """
+import signal
+from lowmem import interrupts
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+with interrupts.whole():
+    signal.raise_signal(signal.SIGINT)
+    print("whole", flush=True)
+print("not reached")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "whole\n"
+    assert done.returncode == -signal.SIGINT
