@@ -1,7 +1,7 @@
 """What averaging the second moment does to the final loss: a small GPT on real text.
 
 The text is the Python source on this machine, byte by byte; the model, the data and the loop
-are ``lowmem.demo.gpt``. Five ways, each from the same start and on the same batches:
+are lowmem.demo.gpt. Five ways, each from the same start and on the same batches:
 
   AdamW        torch's, nothing averaged
   Slim static  SlimAdamW with the paper's rules by layer type (rules="table1")
@@ -13,13 +13,16 @@ are ``lowmem.demo.gpt``. Five ways, each from the same start and on the same bat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import math
 import multiprocessing
 import os
+import signal
 import statistics
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,7 +99,8 @@ def run(args: argparse.Namespace) -> Result:
         main="loss",
     )
     result.notes = verdict(result.rows)
-    result.notes.append(f"Each figure: mean and range of {seeds} seeds, {steps} steps a run.")
+    several = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+    result.notes.append(f"Each figure: {several}, {steps} steps a run.")
     picture = io.BytesIO()
     draw(result.rows).savefig(picture, format="png", dpi=120, metadata={"Software": None})
     result.plot_png = picture.getvalue()
@@ -110,8 +114,12 @@ def measure(rates: Sequence[float], seeds: int, steps: int) -> list[Outcome]:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cores or 1, mp_context=context, initializer=_one_thread) as pool:
-        calibrations = {rate: pool.submit(calibrate, rate / 10, steps) for rate in rates}
+    with (
+        ProcessPoolExecutor(cores or 1, mp_context=context, initializer=_one_thread) as pool,
+        _workers_end_with_us(),
+    ):
+        with _deaf_children():
+            calibrations = {rate: pool.submit(calibrate, rate / 10, steps) for rate in rates}
         measured = {}
         for rate in tqdm(rates, desc="calibrating", unit="run", leave=True):
             measured[rate] = calibrations[rate].result()
@@ -121,8 +129,35 @@ def measure(rates: Sequence[float], seeds: int, steps: int) -> list[Outcome]:
             for seed in range(seeds)
             for contender in CONTENDERS
         ]
-        runs = pool.map(train_one, jobs)
+        with _deaf_children():
+            runs = pool.map(train_one, jobs)
         return list(tqdm(runs, desc="training", total=len(jobs), unit="run", leave=True))
+
+
+@contextlib.contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that start meanwhile ignore Ctrl-C from their first moment: it is for us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _workers_end_with_us() -> Iterator[None]:
+    """What stops the measuring ends the runs under way, too, and does not wait for them."""
+    others = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        for child in multiprocessing.active_children():
+            if child not in others:
+                child.kill()
+        raise
 
 
 def _one_thread() -> None:

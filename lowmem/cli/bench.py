@@ -28,7 +28,7 @@ WORKLOADS = {
 STOPPED = 130  # the exit status after Ctrl-C, as shells have it
 # What fits into a minute when all three share it; each on its own shows more.
 _SHARED_MINUTE = {
-    "dsa": ["--regimes", "hot,fresh,cold-dropped"],
+    "dsa": ["--regimes", "hot,cold-dropped"],
     "slim": [],
     "quality": ["--seeds", "1", "--steps", "40"],
 }

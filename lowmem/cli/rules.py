@@ -74,6 +74,10 @@ def run(args: argparse.Namespace) -> int:
 def _records_file(given: str) -> str:
     """The file of records: ``given``, or the one CSV file in it where it is a folder."""
     folder = Path(given)
+    if not folder.exists():
+        raise FileNotFoundError(
+            f"--snr_filename {given!r} does not exist; SNRTracker(save_dir=...) writes such a file"
+        )
     if not folder.is_dir():
         return given
     files = sorted(path for path in folder.glob("*.csv") if path.is_file())

@@ -85,13 +85,19 @@ def expected(report: IOReport) -> list[tuple[str, str]]:
     if ram:
         step = f"{ram.seconds * report.batch / ram.ids:.4f}"
         table.append(("… SparseAdam in RAM", step + _doubt(ram)))
-    if future.written_bytes_per_day is not None and future.endurance_share_per_day is not None:
+    in_ram = report.file_system.kind == "ram"  # where nothing wears out
+    if (
+        future.written_bytes_per_day is not None
+        and future.endurance_share_per_day is not None
+        and not in_ram
+    ):
         speed = future.written_bytes_per_day / DAY_S / 1e6
         share = 100 * future.endurance_share_per_day
         table += [
             (
                 "written in a day of training",
-                f"{short_bytes(future.written_bytes_per_day)} ({speed:,.1f} MB/s)",
+                f"{short_bytes(future.written_bytes_per_day)} ({speed:,.1f} MB/s)"
+                + _doubt(report.dsa_written if future.write_back_bound else report.dsa_hot),
             ),
             ("of a consumer SSD's endurance", f"{share:.2f} % a day (of {ENDURANCE_WORDS})"),
         ]

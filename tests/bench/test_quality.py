@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +138,42 @@ def test_the_command_from_end_to_end(monkeypatch, tmp_path):
     rows = Result.load(json).rows
     assert [row["contender"] for row in rows] == list(CONTENDERS)
     assert all(math.isfinite(row["loss"]) for row in rows)
+
+
+def alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("after", [0.0, 1.5, 4.0])
+def test_ctrl_c_ends_it_with_its_workers(after: float, tmp_path: Path) -> None:
+    """As a terminal sends it: to the command and to all that it started, importing or not."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lowmem", "bench", "quality", "--quick"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    try:
+        read = b""
+        while b"calibrating" not in read:
+            read += process.stderr.read(1)
+        time.sleep(after)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130, errors.decode()
+        assert b"stopped" in errors
+        assert b"Traceback" not in errors
+        deadline = time.monotonic() + 10
+        while alive(process.pid):
+            assert time.monotonic() < deadline, "somebody is left in the group"
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

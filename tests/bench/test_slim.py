@@ -63,3 +63,11 @@ def test_a_small_run_has_every_figure(tmp_path) -> None:
 def test_nothing_to_do_is_refused(option: str, capsys) -> None:
     assert main(["bench", "slim", option, "0"]) == 2
     assert f"{option} must be at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_reference_that_starves_is_said() -> None:
+    rows = [{"contender": "Slim rows", "memory_share": 0.1}]
+    assert slim._starved(rows) == []  # no machine without AdamW fused to go by
+    assert slim._starved([*rows, {"contender": "AdamW fused", "memory_share": 0.8}]) == []
+    [said] = slim._starved([{"contender": "AdamW fused", "memory_share": 0.18}])
+    assert "18% of the memory's bandwidth" in said
