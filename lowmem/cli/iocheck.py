@@ -23,7 +23,7 @@ HELP = "what the disk can do, in rows per second"
 
 # The import of torch alone takes up to half of it.
 _LEAST_S = 10.0
-_ENDING_S = 0.6  # the interpreter gives back its memory
+_ENDING_S = 1.2  # an interpreter with torch and numba takes that long to end
 _STARTED_S = 3.0  # older than this, a process did something else before
 
 

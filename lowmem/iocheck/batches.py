@@ -15,7 +15,6 @@ _ALL_IDS = 1 << 20  # of all batches: fewer would stay in a processor's cache
 _MOST = 128
 _GRADIENTS = 4
 _GRADIENT_BYTES = 128 << 20
-_MOST_GRADIENT_BYTES = 256 << 20  # of one batch
 _SHUFFLED = 1 << 22  # rows; to shuffle more takes seconds
 _OWN_NUMBERS = 1 << 22
 _GOLDEN = (5**0.5 - 1) / 2
@@ -23,7 +22,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 def most_ids(batch: int, dim: int) -> int:
     """Ids of the batches that are timed, where all of ``batch`` would take too much memory."""
-    return max(1, min(batch, MAX_IDS, _MOST_GRADIENT_BYTES // (4 * dim)))
+    return max(1, min(batch, MAX_IDS, _GRADIENT_BYTES // (4 * dim)))
 
 
 class Batches:
@@ -57,7 +56,7 @@ class Batches:
         self.distinct = self.distinct_of(count)
         self._grads = random_grads(count, dim) if grads is None else grads
         copies = max(1, min(_GRADIENTS, _GRADIENT_BYTES // self._grads.nbytes))
-        self._copies = self._grads.repeat(copies, 1, 1)
+        self._copies = self._grads.repeat(copies, 1, 1) if copies > 1 else self._grads[None]
 
     def __len__(self) -> int:
         """Ids of a batch."""
