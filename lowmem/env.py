@@ -107,16 +107,18 @@ def waiting_bytes() -> int | None:
     low, high = counts.get("nr_dirty_background_threshold"), counts.get("nr_dirty_threshold")
     if not low or not high:
         return None
-    return round(os.sysconf("SC_PAGE_SIZE") * _at_rest(low, high))
+    return round(os.sysconf("SC_PAGE_SIZE") * waiting_share(low, high))
 
 
 def waiting_share(background: float = 0.1, limit: float = 0.2) -> float:
-    """The same as a share of the memory that pages can have.
+    """The same as a share of the memory that pages can have, or in whatever the two are in.
 
     ``background`` and ``limit`` are Linux's ``vm.dirty_background_ratio`` and
     ``vm.dirty_ratio``, by default as the kernel comes.
     """
-    return _at_rest(background, limit)
+    if background >= limit:
+        background = limit / 2  # Linux's own rule
+    return background + _AT_REST * (limit - background)
 
 
 def own_waiting_share() -> float:
@@ -140,12 +142,6 @@ def vmstat() -> dict[str, int]:
             return {name: int(value) for name, value in (line.split() for line in file)}
     except (OSError, ValueError):
         return {}
-
-
-def _at_rest(background: float, limit: float) -> float:
-    if background >= limit:
-        background = limit / 2  # Linux's own rule
-    return background + _AT_REST * (limit - background)
 
 
 def _setting(name: str) -> int:
